@@ -17,7 +17,7 @@ from measuring import Figure
 from numpy.typing import NDArray
 
 from fewtag import Tagger
-from fewtag.tagger.bank import Bank, Definition, Example, Quantised, Told
+from fewtag.tagger.bank import Annotation, Bank, Definition, Example, Quantised
 from fewtag.tagger.stream import BATCH, Scorer
 
 LABELS = (10, 30, 100, 300, 1_000, 3_000, 10_000)
@@ -104,7 +104,7 @@ def refitting(
     bank = random_bank(tagger, labels, examples=examples, different=True)
     name = next(iter(bank.definitions))
     ((key, new),) = random_examples(tagger, [name], 1, since=10**9, different=True).items()
-    answers = {"yes": new, "no": replace(new, said=Told(absent=frozenset({name})))}
+    answers = {"yes": new, "no": replace(new, annotation=Annotation(absent=frozenset({name})))}
 
     def milliseconds(work: Callable[[], object]) -> float:
         since = clock()
@@ -142,7 +142,7 @@ def random_bank(tagger: Tagger, labels: int, *, examples: int = 0, different: bo
     vectors = np.random.default_rng(0).standard_normal((labels, len(tagger.model.own_map.mean)), np.float32)
     guides = tagger.model.word_prototypes(vectors)
     definitions = {
-        name: Definition("vector", vector=vector, guide=guide, explicit=True)
+        name: Definition("vector", vector=vector, prototype=guide, explicit=True)
         for name, vector, guide in zip(names, vectors, guides, strict=True)
     }
     return Bank().learn(definitions, random_examples(tagger, names, examples, different=different), afresh=False)
@@ -158,14 +158,14 @@ def random_examples(
     for number in range(len(names) * each):
         codes = random.integers(-127, 128, pattern.codes.shape, np.int8) if different else pattern.codes
         key = hashlib.sha256(str(since + number).encode()).hexdigest()
-        found[key] = Example(Told(frozenset({names[number // each]})), Quantised(codes, pattern.scales))
+        found[key] = Example(Annotation(frozenset({names[number // each]})), Quantised(codes, pattern.scales))
     return found
 
 
 def learn(tagger: Tagger, bank: Bank, shots: int) -> Bank:
     """One more label, from so many encoded pictures, ready to be scored."""
     vector, guide = (np.ones(size, np.float32) for size in (len(tagger.model.own_map.mean), tagger.model.space.size))
-    new = Definition("vector", vector=vector, guide=guide / np.linalg.norm(guide))
+    new = Definition("vector", vector=vector, prototype=guide / np.linalg.norm(guide))
     learnt = bank.learn({"zebra": new}, random_examples(tagger, ["zebra"], shots, since=10**9), afresh=False)
     learnt.classifier(tagger.model, "zebra")
     return learnt

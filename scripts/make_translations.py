@@ -113,7 +113,7 @@ def translate(omw: Path, english: dict[str, tuple[str, float]]) -> dict[str, str
                 for each in (key,) if word.isascii() or not key.isascii() else (key, f"~{accented(word)}"):
                     votes[each][name] += 3 * weight if language in MANY else weight
     meanings = {word: max(sorted(some), key=some.__getitem__) for word, some in votes.items()}
-    rank, english_too = shipped_pieces()._places, things()[0] | given_names()
+    rank, english_too = shipped_pieces()._row_of, things()[0] | given_names()
 
     def stays(word: str, meant: str) -> bool:
         if word.startswith("~"):

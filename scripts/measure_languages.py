@@ -21,7 +21,7 @@ from packs import Packs, packs_parser
 from fewtag.core.posterior import Vectors
 from fewtag.files import write_atomically
 from fewtag.research.bench.results import commit
-from fewtag.tagger.bank import Bank, Definition, by_names_or_none
+from fewtag.tagger.bank import Bank, Definition, by_names
 from fewtag.tagger.model import Model, load_model
 from fewtag.tagger.stream import cached_places, encode_stream, items_of
 
@@ -38,8 +38,8 @@ class Named(Bench):
 
     def __init__(self, packs: Packs, model: Model, cache: Path, phase: str) -> None:
         self.packs, self.model, self.phase, self.images = packs, model, phase, packs.images(phase)
-        with cached_places(model, cache) as space:
-            self.places = np.concatenate(list(encode_stream(model, items_of(self.images.pictures), space=space)))
+        with cached_places(model, cache) as cached:
+            self.places = np.concatenate(list(encode_stream(model, items_of(self.images.pictures), cache=cached)))
         self.called: list[str] = []
         self.meanings: dict[str, Definition] = {}
 
@@ -50,7 +50,7 @@ class Named(Bench):
     def measure(self, names: Mapping[str, str], episodes: int, *, translated: bool = True) -> dict[str, Any]:
         """With one example a label; nothing stands for a name that is no known word."""
         with nullcontext() if translated else patch("fewtag.tagger.bank.english", return_value=None):
-            found = by_names_or_none(names.values(), self.model)
+            found = by_names(names.values(), self.model)
         meanings = {label: found[name] for label, name in names.items()}
         self.meanings = {label: meanings.get(label, Definition("none", explicit=True)) for label in self.images.labels}
         metrics = accuracy(self.episodes(1, episodes, None))

@@ -19,10 +19,10 @@ from measure_tagger import thresholds
 from numpy.typing import NDArray
 from packs import Packs, packs_parser
 
-from fewtag.core.calibration import estimate_shares, log_odds, sigmoid, steepness
+from fewtag.core.calibration import estimate_priors, log_odds, sigmoid, steepness
 from fewtag.files import write_atomically
 from fewtag.research.bench.results import commit
-from fewtag.tagger.bank import Bank, Definition, Example, Told
+from fewtag.tagger.bank import Annotation, Bank, Definition, Example
 from fewtag.tagger.model import Model, load_model
 from fewtag.tagger.stream import Scorer
 from fewtag.words.pieces import names_a_thing
@@ -51,7 +51,7 @@ def bank_of(
     }
     examples = {
         hashlib.sha256(f"many {row}".encode()).hexdigest(): Example.of(
-            Told(frozenset(mine), complete=True), places[row]
+            Annotation(frozenset(mine), complete=True), places[row]
         )
         for row, mine in shown.items()
     }
@@ -82,11 +82,11 @@ def main() -> None:
         columns = [labels.index(label) for label in plain.labels]
         truth, logits = targets[rest][:, columns], plain.logits(places[rest])
         sample = random.permutation(len(rest))[:SAMPLE]
-        shares = estimate_shares(logits[sample] - log_odds(plain.shares), plain.shares)
-        estimated = Scorer(bank, model, shares=dict(zip(plain.labels, shares.tolist(), strict=True)))
+        shares = estimate_priors(logits[sample] - log_odds(plain.priors), plain.priors)
+        estimated = Scorer(bank, model, priors=dict(zip(plain.labels, shares.tolist(), strict=True)))
         for how, scorer in {"default": plain, "estimated": estimated}.items():
-            evidence = logits - log_odds(plain.shares)
-            moved = steepness(plain.steeper, scorer.shares) * evidence + log_odds(scorer.shares)
+            evidence = logits - log_odds(plain.priors)
+            moved = steepness(plain.steeper, scorer.priors) * evidence + log_odds(scorer.priors)
             chances = sigmoid(moved.astype(np.float64))
             for which, mine in {"80 labels": np.ones(len(labels), np.bool_), "28 never seen": new}.items():
                 some, given = mine[columns], chances >= scorer.thresholds

@@ -97,8 +97,8 @@ def main() -> None:
     packs = Packs(arguments.data, arguments.cache)
     model, images = load_model(arguments.model), packs.images(arguments.phase)
     digests = [content_digest(picture.read()).hex() for picture in images.pictures]
-    with cached_places(model, arguments.cache) as space:
-        places = np.concatenate(list(encode_stream(model, items_of(images.pictures), space=space)))
+    with cached_places(model, arguments.cache) as cached:
+        places = np.concatenate(list(encode_stream(model, items_of(images.pictures), cache=cached)))
     started = problems(images.targets, images.labels, SessionSettings(examples=1, seeds=arguments.seeds), 0)
     keys = [(each.seed, str(each.label)) for each in started]
     guides = model.word_prototypes(model.words.vectors(packs.names(images.labels)))

@@ -47,7 +47,8 @@ class DeviceGallery(Gallery):
     def logits(self, classifiers: Classifiers, strengths: Strengths) -> NDArray[np.float32]:
         (places, lengths, whole), device = self.parts, self.inner.device
         guides, on_whole, focused = (
-            torch.from_numpy(rows).to(device) for rows in (classifiers.guides, classifiers.whole, classifiers.focused)
+            torch.from_numpy(rows).to(device)
+            for rows in (classifiers.prototypes, classifiers.mean_weights, classifiers.attended_weights)
         )
         found = []
         for first in range(0, len(places), 512):

@@ -19,16 +19,16 @@ from make_models import Encoded
 from numpy.typing import NDArray
 from packs import Packs, packs_parser
 
-from fewtag.core.calibration import best_threshold, estimate_shares, log_odds, match_shares, sigmoid, steepness
+from fewtag.core.calibration import best_threshold, estimate_priors, log_odds, match_priors, sigmoid, steepness
 from fewtag.core.metrics import average_precision, precision_recall_f1
 from fewtag.core.posterior import Vectors
 from fewtag.files import write_atomically
 from fewtag.research.bench.results import commit, episode_metrics, mean_and_interval
 from fewtag.research.data.splits import overlapping_classes
-from fewtag.tagger.bank import Bank, Definition, Example, Told
+from fewtag.tagger.bank import Annotation, Bank, Definition, Example
 from fewtag.tagger.model import Model, load_model, solve_words
 from fewtag.tagger.stream import Scorer
-from fewtag.tagging.run import SAMPLE
+from fewtag.tagging.run import PRIOR_SAMPLE
 from fewtag.words.pieces import names_a_thing
 
 Shown = NDArray[np.bool_]
@@ -55,7 +55,7 @@ class Bench:
 
     @cached_property
     def examples(self) -> list[Example]:
-        return [Example.of(Told(), each) for each in self.places]
+        return [Example.of(Annotation(), each) for each in self.places]
 
     def words(self, *, clean: bool) -> Vectors:
         """What the labels' names suggest; clean: without classes that overlap a validation or novel label."""
@@ -84,9 +84,9 @@ class Bench:
         examples = {}
         for number, row in enumerate(support):
             columns = [named[number]] if named else np.flatnonzero(self.images.targets[row])
-            said = Told(frozenset(labels[column] for column in columns), complete=not named)
+            said = Annotation(frozenset(labels[column] for column in columns), complete=not named)
             key = hashlib.sha256(f"{self.phase} {row}".encode()).hexdigest()
-            examples[key] = replace(self.examples[row], said=said)
+            examples[key] = replace(self.examples[row], annotation=said)
         return Bank().learn(definitions, examples, afresh=False)
 
     def scored(self, bank: Bank, rows: Sequence[int]) -> tuple[Scorer, NDArray[np.float32], Shown]:
@@ -156,13 +156,13 @@ def rare(bench: Bench, guides: Vectors, shots: int, pools: dict[str, Any], *, es
         rows = [place[image] for image in pool["pictures"]]
         scorer, logits, shown = bench.scored(bank, rows)
         mine = scorer.labels.index(pool["label"])
-        sample = np.random.default_rng(0).permutation(len(rows))[:SAMPLE]
-        evidence = logits - log_odds(scorer.shares)
+        sample = np.random.default_rng(0).permutation(len(rows))[:PRIOR_SAMPLE]
+        evidence = logits - log_odds(scorer.priors)
         rare_share = np.full(len(scorer.labels), RARE, np.float32)
         shares = (
-            estimate_shares(evidence[sample], scorer.shares)
+            estimate_priors(evidence[sample], scorer.priors)
             if estimate
-            else match_shares(evidence[sample], scorer.steeper, rare_share)
+            else match_priors(evidence[sample], scorer.steeper, rare_share)
         )
         moved = steepness(scorer.steeper, shares) * evidence + log_odds(shares)
         chances = sigmoid(moved[:, mine].astype(np.float64))

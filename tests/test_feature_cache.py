@@ -42,7 +42,7 @@ def values(numbers: Sequence[int]) -> np.ndarray:
 
 
 def open_space(folder: Path, limit: int | None = None) -> ArrayRows:
-    return Cache(folder, limit).space(*FACTS)
+    return Cache(folder, limit).arrays(*FACTS)
 
 
 def put(space: ArrayRows, numbers: Sequence[int]) -> None:
@@ -85,7 +85,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_rows_come_back_as_they_went_in_also_to_another_cache_later(tmp_path: Path) -> None:
     with Cache(tmp_path) as first:
-        put(first.space(*FACTS), [3, 0, 4])
+        put(first.arrays(*FACTS), [3, 0, 4])
     again = open_space(tmp_path)
     assert held(again, [0, 4, 1, 3, 0]) == [0, 4, 3, 0]
     (row,) = again.get_many([digest(3)])
@@ -96,7 +96,7 @@ def test_rows_come_back_as_they_went_in_also_to_another_cache_later(tmp_path: Pa
 
 def test_opening_and_asking_make_no_folder(tmp_path: Path) -> None:
     with CacheUpkeep(tmp_path / "none") as cache:
-        assert cache.space(*FACTS).get_many([digest(0)]) == [None]
+        assert cache.arrays(*FACTS).get_many([digest(0)]) == [None]
         assert (cache.contents(), cache.size, cache.prune(0), cache.check(), cache.clear()) == ([], 0, 0, 0, 0)
     assert list(tmp_path.iterdir()) == []
 
@@ -111,7 +111,7 @@ def test_what_is_there_is_not_put_again(tmp_path: Path) -> None:
 
 
 def test_more_rows_than_one_query_may_name(tmp_path: Path) -> None:
-    space = Cache(tmp_path).space("features", "bytes", "key", (2,), "uint8")
+    space = Cache(tmp_path).arrays("features", "bytes", "key", (2,), "uint8")
     digests = [digest(number) for number in range(1500)]
     rows = np.arange(3000, dtype=np.uint16).astype(np.uint8).reshape(1500, 2)
     space.put_many(digests, rows)
@@ -123,12 +123,12 @@ def test_more_rows_than_one_query_may_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("other", [{2: "other"}, {3: (100, 100)}, {4: "int16"}, {0: "pixels"}])
 def test_other_rows_have_a_space_of_their_own(tmp_path: Path, other: dict[int, object]) -> None:
     put(open_space(tmp_path), range(3))
-    space = Cache(tmp_path).space(*(other.get(place, fact) for place, fact in enumerate(FACTS)))
+    space = Cache(tmp_path).arrays(*(other.get(place, fact) for place, fact in enumerate(FACTS)))
     assert (len(space), space.get_many([digest(0)])) == (0, [None])
 
 
 def test_a_space_is_cleared_alone(tmp_path: Path) -> None:
-    space, other = open_space(tmp_path), Cache(tmp_path).space("pixels", *FACTS[1:])
+    space, other = open_space(tmp_path), Cache(tmp_path).arrays("pixels", *FACTS[1:])
     put(space, range(3))
     put(other, range(4))
     space.clear()
@@ -143,7 +143,7 @@ def test_the_least_recently_used_go_first_and_reading_is_use(tmp_path: Path) -> 
     put(open_space(tmp_path), range(40))
     use(tmp_path, range(40), 1000.0)
     with Cache(tmp_path) as reader:
-        assert held(reader.space(*FACTS), [5, 30]) == [5, 30]
+        assert held(reader.arrays(*FACTS), [5, 30]) == [5, 30]
     limit = 40 * ROW
     put(open_space(tmp_path, limit), range(100, 130))
     kept = held(open_space(tmp_path), range(130))
@@ -169,7 +169,7 @@ def test_of_more_rows_than_fit_the_first_are_kept_pass_after_pass(tmp_path: Path
     limit, kept = 50 * ROW, []
     for _ in range(3):
         with Cache(tmp_path, limit) as cache:
-            space = cache.space(*FACTS)
+            space = cache.arrays(*FACTS)
             for start in range(0, 100, 10):
                 numbers = range(start, start + 10)
                 there = held(space, numbers)
@@ -184,11 +184,11 @@ def test_the_file_never_takes_more_than_its_limit(tmp_path: Path) -> None:
     limit = 40 * ROW
     for turn in range(5):
         with Cache(tmp_path, limit) as cache:
-            put(cache.space(*FACTS), range(100 * turn, 100 * turn + 60))
+            put(cache.arrays(*FACTS), range(100 * turn, 100 * turn + 60))
         assert (tmp_path / FILE).stat().st_size <= limit + 4 * PAGE_BYTES
     assert held(open_space(tmp_path), range(400)) == [], "older sessions' rows made room"
     with Cache(tmp_path, limit // 2) as cache:
-        put(cache.space(*FACTS), [1000])
+        put(cache.arrays(*FACTS), [1000])
     assert (tmp_path / FILE).stat().st_size <= limit // 2 + 4 * PAGE_BYTES, "a lower limit shrinks it"
     assert held(open_space(tmp_path), [1000]) == [1000]
 
@@ -202,7 +202,7 @@ def test_prune_gives_the_disk_back(tmp_path: Path) -> None:
         freed = cache.prune(30 * ROW)
         assert freed == before - cache.size
         assert cache.size <= 30 * ROW + 8 * PAGE_BYTES
-        kept = held(cache.space(*FACTS), range(60))
+        kept = held(cache.arrays(*FACTS), range(60))
     assert set(kept) <= set(range(30, 60))
     assert len(kept) > 15
 
@@ -343,7 +343,7 @@ def test_whoever_has_a_cleared_cache_open_goes_on(tmp_path: Path) -> None:
 )
 def test_a_damaged_row_is_dropped_and_put_anew(tmp_path: Path, warned: list[str], damage: str) -> None:
     with Cache(tmp_path) as cache:
-        put(cache.space(*FACTS), range(6))
+        put(cache.arrays(*FACTS), range(6))
     change(tmp_path, damage)
     space = open_space(tmp_path)
     for _ in range(2):
@@ -461,7 +461,7 @@ def test_another_programs_database_is_never_touched(tmp_path: Path, warned: list
 
 def test_another_version_of_ours_is_begun_anew(tmp_path: Path) -> None:
     with Cache(tmp_path) as cache:
-        put(cache.space(*FACTS), range(3))
+        put(cache.arrays(*FACTS), range(3))
     change(tmp_path, "PRAGMA user_version = 99")
     space = open_space(tmp_path)
     assert held(space, range(3)) == []
@@ -492,7 +492,7 @@ def test_a_full_disk_is_told_of_once_and_what_is_finished_stays(
     tmp_path: Path, warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Cache(tmp_path) as cache:
-        put(cache.space(*FACTS), range(5))
+        put(cache.arrays(*FACTS), range(5))
     monkeypatch.setattr(cache_module, "_SETTINGS", (*cache_module._SETTINGS, "PRAGMA max_page_count = 10"))
     space = open_space(tmp_path)
     check_goes_on(space, warned, "disk is full")
@@ -520,7 +520,7 @@ def _use_as_another_user(folder: Path, answer: Connection) -> None:
     handler.emit = lambda record: said.append(record.getMessage())
     logging.getLogger("fewtag").addHandler(handler)
     with Cache(folder) as cache:
-        space = cache.space(*FACTS)
+        space = cache.arrays(*FACTS)
         found = held(space, range(7))
         put(space, [5])
         put(space, [6])
@@ -532,7 +532,7 @@ def _use_as_another_user(folder: Path, answer: Connection) -> None:
 def test_a_cache_that_may_only_be_read_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     with Cache(folder) as cache:
-        put(cache.space(*FACTS), range(3))
+        put(cache.arrays(*FACTS), range(3))
     use(folder, range(3), 1000.0)
     before = (folder / FILE).read_bytes()
     for parent in takewhile(Path(tempfile.gettempdir()).__ne__, tmp_path.parents):

@@ -29,6 +29,15 @@ ARRAYS = {"codes": np.arange(24, dtype=np.int8).reshape(2, 3, 4), "scales": np.l
 HEADER = {"format": 2, "labels": [{"name": "café"}, {"name": "dog"}]}
 
 
+def test_a_header_that_is_too_long_is_one_sentence_and_the_old_file_stays(tmp_path: Path) -> None:
+    path = tmp_path / "thing"
+    write_arrays(path, KIND, HEADER, ARRAYS)
+    before = path.read_bytes()
+    with pytest.raises(InputError, match="would have too long a header"):
+        write_arrays(path, KIND, {**HEADER, "more": "x" * 100_000_000}, ARRAYS)
+    assert path.read_bytes() == before
+
+
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.jsonl"
     write_atomically(path, b"old")

@@ -136,7 +136,7 @@ class Cache:
         while idle:
             idle.pop()[1].close()
 
-    def space(self, kind: str, what: str, key: str, shape: Sequence[int], dtype: str) -> "ArrayRows":
+    def arrays(self, kind: str, what: str, key: str, shape: Sequence[int], dtype: str) -> "ArrayRows":
         """Rows that are arrays of this shape and type."""
         import numpy as np
 
@@ -272,8 +272,7 @@ class Cache:
         on it.
         """
         with closing(self._open("ro&immutable=1")) as connection:
-            # if the log is being copied into the file, or was when a process died, the schema may refer to missing
-            # pages
+            # while the log is copied into the file, or if a process died then, the schema may refer to missing pages
             connection.execute("PRAGMA writable_schema = ON")
             return number(connection, "PRAGMA application_id"), number(connection, "PRAGMA user_version")
 
@@ -440,9 +439,9 @@ class ArrayRows(Blobs):
         import numpy as np
 
         found = self.get_bytes(digests)
-        there = [place for place, digest in enumerate(digests) if digest in found]
-        whole = b"".join([found[digests[place]] for place in there])
-        return there, np.frombuffer(whole, self.dtype).reshape(len(there), *self.shape)
+        there = [index for index, digest in enumerate(digests) if digest in found]
+        joined = b"".join([found[digests[index]] for index in there])
+        return there, np.frombuffer(joined, self.dtype).reshape(len(there), *self.shape)
 
     def put_many(self, digests: Sequence[bytes], rows: "np.ndarray") -> None:
         """Stores the rows that are not there yet, as many as fit, in one transaction."""
@@ -464,8 +463,7 @@ def _prepare(connection: sqlite3.Connection, page_bytes: int) -> None:
             if number(connection, "PRAGMA user_version") == 0:
                 # in one transaction with the application id, so that no process ever sees a file of ours without it
                 connection.execute("BEGIN")
-                # it writes, and so waits for faster processes; after BEGIN IMMEDIATE has written it could no longer be
-                # set
+                # it writes, and so waits for faster processes; once BEGIN IMMEDIATE has written, it cannot be set
                 connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
                 for statement in _SCHEMA if number(connection, "PRAGMA user_version") == 0 else ():
                     connection.execute(statement)

@@ -181,14 +181,18 @@ def read_json(path: Path, what: str) -> Any:
 def write_arrays(path: Path, kind: str, header: Mapping[str, Any], arrays: Mapping[str, "np.ndarray"]) -> None:
     """Writes a safetensors file of this kind: arrays and a JSON header, with checksums that reveal damage to either."""
     import numpy as np
+    from safetensors import SafetensorError
     from safetensors.numpy import save
 
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     text = json.dumps({**header, "arrays": _sum_of(contiguous)}, ensure_ascii=True)
-    content = save(contiguous, metadata={kind: text, _SUM: digest(text)})
+    try:
+        content = save(contiguous, metadata={kind: text, _SUM: digest(text)})
+    except SafetensorError as error:  # of more than 100 MB
+        raise InputError(f"{path} would have too long a header ({error}); put fewer examples into one file") from error
     # with safetensors' own header sorted: it writes the same facts in another order each time
     size = int.from_bytes(content[:8], "little")
-    facts = json.dumps(json.loads(content[8 : 8 + size]), sort_keys=True).encode()
+    facts = json.dumps(json.loads(content[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
     facts += b" " * (-len(facts) % 8)
     write_atomically(path, len(facts).to_bytes(8, "little") + facts + content[8 + size :])
 

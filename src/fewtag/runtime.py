@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -54,7 +55,7 @@ class Network:
             raise InputError(f"there is no device {device!r}; {nearest(device, DEVICES)}")
         self.graph, self.wanted, self.sha256 = graph, device, sha256
         self.limit, self.constants = threads, dict(constants or {})
-        self._lock = threading.Lock()
+        self._lock, self._pools = threading.Lock(), dict[int, ThreadPoolExecutor]()
 
     def __call__(self, pixels: Pixels | Sequence[Square], space: Space) -> Places:
         """The pictures' places: images × places × space, rounded to half precision, as the cache stores them."""
@@ -76,8 +77,8 @@ class Network:
         if self.wanted != "auto":
             return self.wanted
         spec = find_spec("onnxruntime")
-        places = (spec and spec.submodule_search_locations) or ()
-        return "cuda" if any(next(Path(place).glob("capi/*providers_cuda*"), None) for place in places) else "cpu"
+        folders = (spec and spec.submodule_search_locations) or ()
+        return "cuda" if any(next(Path(folder).glob("capi/*providers_cuda*"), None) for folder in folders) else "cpu"
 
     @property
     def device(self) -> str:
@@ -100,9 +101,13 @@ class Network:
             ) from error
         return places.astype(np.float16).astype(np.float32)
 
-    @cached_property
+    @property
     def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self.threads, thread_name_prefix="fewtag-network")
+        """This process's threads: a fork inherits none of them, and would wait for their results forever."""
+        with self._lock:
+            if os.getpid() not in self._pools:
+                self._pools = {os.getpid(): ThreadPoolExecutor(self.threads, thread_name_prefix="fewtag-network")}
+            return self._pools[os.getpid()]
 
     @property
     def _session(self) -> "InferenceSession":

@@ -138,7 +138,8 @@ def test_of_two_examples_of_one_name_none_is_forgotten_by_it(cli: Cli, bank: Pat
 
 
 def test_a_page_of_the_examples_shows_each_of_them(cli: Cli, bank: Path) -> None:
-    assert cli("examples", bank, "dog", "--page", "dogs.html").code == 0
+    said = cli("examples", bank, "dog", "--page", "dogs.html")
+    assert (said.code, "the page: dogs.html" in said.err) == (0, True)
     page = Page("dogs.html")
     assert [source.startswith("data:image/webp;base64,") for source in page.loaded] == [True, True]
     shown = " ".join(page.text)

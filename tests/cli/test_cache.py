@@ -22,7 +22,7 @@ def keep(what: str, count: int, used: float) -> None:
     """Rows of 30,000 bytes, last used so many seconds after 1970."""
     with Cache(FOLDER) as cache:
         digests = [content_digest(f"{what} {number}".encode()) for number in range(count)]
-        cache.space("features", what, what, (ROW,), "uint8").put_many(digests, np.zeros((count, ROW)))
+        cache.arrays("features", what, what, (ROW,), "uint8").put_many(digests, np.zeros((count, ROW)))
     change("UPDATE rows SET used = ? WHERE space = (SELECT id FROM spaces WHERE what = ?)", used, what)
 
 
@@ -108,7 +108,7 @@ def test_prune_takes_the_least_recently_used_first(cli: Cli) -> None:
     assert 5 < rows["stale"] < 20
     # used again, they are no longer the first to go
     with Cache(FOLDER) as cache:
-        cache.space("features", "stale", "stale", (ROW,), "uint8").get_many(
+        cache.arrays("features", "stale", "stale", (ROW,), "uint8").get_many(
             [content_digest(f"stale {number}".encode()) for number in range(30)]
         )
     again = {space["what"]: space["rows"] for space in report(cli, "--prune", "1.2MB")["spaces"]}

@@ -65,6 +65,8 @@ TABLES = {
     "another word for image": PLAIN.replace("image,", "filename,").encode(),
     "more columns": PLAIN.replace("\n", ",x\n").replace("labels,x", "labels,note").encode(),
     "a byte-order mark": b"\xef\xbb\xbf" + PLAIN.encode(),
+    "a separator that Excel is told": b'sep=;\nimage;labels\ndog0.png;dog\ncat1.png;cat\ndog3.png;"dog;sofa"\n',
+    "empty lines first": b"\r\n\n" + PLAIN.encode(),
     "UTF-16": PLAIN.replace(",", "\t").encode("utf-16"),
     "tabs": PLAIN.replace(",", "\t").encode(),
     "old Mac": PLAIN.encode().replace(b"\n", b"\r\n"),
@@ -488,7 +490,7 @@ def test_in_a_complete_table_an_empty_row_shows_nothing(cli: Cli, learn: Cli, al
     assert learn(album / "labels.csv").out == "new.fewtag: 1 picture learnt; 1 label, 1 of them new\n"
     assert learn(album / "labels.csv", "--complete").out == "new.fewtag: 3 pictures learnt; 1 label, 0 of them new\n"
     examples = Tagger.load("new.fewtag").bank_.examples.values()
-    assert sorted((sorted(each.said.labels), each.said.complete) for each in examples) == [
+    assert sorted((sorted(each.labels), each.complete) for each in examples) == [
         ([], True),
         ([], True),
         (["dog"], True),
@@ -668,7 +670,7 @@ def test_no_pictures_holds_for_these_pictures_where_others_have_copies(cli: Cli,
     assert learn(album / "dog0.png", "--label", "dog").code == 0
     assert cli("learn", "new.fewtag", album / "cat1.png", "--label", "cat", "--no-pictures").code == 0
     tagger = Tagger.load("new.fewtag")
-    assert {name: bool(each.picture) for each in tagger.bank_.examples.values() for name in each.said.labels} == {
+    assert {name: bool(each.picture) for each in tagger.bank_.examples.values() for name in each.labels} == {
         "dog": True,
         "cat": False,
     }

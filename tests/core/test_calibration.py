@@ -15,10 +15,10 @@ from fewtag.core.calibration import (
     best_threshold,
     calibrate,
     calibration_error,
-    estimate_shares,
+    estimate_priors,
     fit_logistic,
     log_odds,
-    match_shares,
+    match_priors,
     sigmoid,
 )
 
@@ -269,16 +269,21 @@ def test_shares_are_found_that_labels_were_drawn_with() -> None:
     """Wherever the search starts; to within four standard errors of a sample of that size."""
     shares = np.array([0.01, 0.05, 0.2, 0.5, 0.8], np.float32)
     evidence = sampled(shares, 4000, 3.0, 0)
-    found = estimate_shares(evidence, np.full(5, 0.08, np.float32))
+    found = estimate_priors(evidence, np.full(5, 0.08, np.float32))
     assert np.abs(found - shares).max() < 4 * np.sqrt(0.25 / 4000)
-    other = estimate_shares(evidence, np.full(5, 0.6, np.float32))
+    other = estimate_priors(evidence, np.full(5, 0.6, np.float32))
     assert np.abs(found - other).max() < 1e-3
 
 
+def test_log_odds_are_finite_where_single_precision_has_no_share() -> None:
+    assert np.isfinite(log_odds(np.array([1e-50, 1 - 1e-12], np.float32))).all()
+    assert log_odds(np.array([0.25], np.float32))[0] == pytest.approx(-np.log(3))
+
+
 def test_a_small_sample_without_any_sign_leaves_a_small_share_not_none() -> None:
-    found = estimate_shares(np.full((100, 1), -20, np.float32), np.full(1, 0.3, np.float32))
+    found = estimate_priors(np.full((100, 1), -20, np.float32), np.full(1, 0.3, np.float32))
     assert found[0] == pytest.approx(0.01 * 100 / 200, rel=1e-3)
-    full = estimate_shares(np.full((100, 1), 20, np.float32), np.full(1, 0.3, np.float32))
+    full = estimate_priors(np.full((100, 1), 20, np.float32), np.full(1, 0.3, np.float32))
     assert 0.45 < full[0] < 1
 
 
@@ -288,11 +293,11 @@ def test_a_share_that_is_known_mends_a_curve_that_is_off() -> None:
     off = np.array([-2, 0, 0, 2], np.float32)
     evidence = sampled(said, 20_000, 3.0, 1) + off
     steeper = np.ones(4, np.float32)
-    moved = log_odds(match_shares(evidence, steeper, said)) - log_odds(said)
+    moved = log_odds(match_priors(evidence, steeper, said)) - log_odds(said)
     assert moved.tolist() == pytest.approx((-off).tolist(), abs=0.2)
     sums = sigmoid(evidence + log_odds(said) + moved).sum(axis=0)
     assert sums.tolist() == pytest.approx([1000] * 4, rel=0.01)
-    few = log_odds(match_shares(evidence[:20], steeper, said)) - log_odds(said)
+    few = log_odds(match_priors(evidence[:20], steeper, said)) - log_odds(said)
     assert np.abs(few).max() < 2
     assert (np.abs(few) <= np.abs(20 * said - sigmoid(evidence[:20] + log_odds(said)).sum(axis=0)) + 1e-4).all()
 
@@ -303,9 +308,9 @@ def test_answers_about_pictures_chosen_by_score_mend_a_curve_that_is_off() -> No
     generator = np.random.default_rng(3)
     evidence = np.sort(generator.normal(-2, 3, 5_000))[3_500:4_500].astype(np.float32)
     shown = generator.random(1_000) < sigmoid(evidence + log_odds(share))
-    found = match_shares(evidence[:, None] - np.float32(off), np.ones(1, np.float32), share, shown=float(shown.sum()))
+    found = match_priors(evidence[:, None] - np.float32(off), np.ones(1, np.float32), share, shown=float(shown.sum()))
     assert log_odds(found) - log_odds(share) == pytest.approx(off, abs=0.3)
-    few = match_shares(evidence[:1, None], np.ones(1, np.float32), share, shown=1.0)
+    few = match_priors(evidence[:1, None], np.ones(1, np.float32), share, shown=1.0)
     assert 0 < log_odds(few) - log_odds(share) < 1
 
 

@@ -16,8 +16,8 @@ from fewtag.core.posterior import (
     base_prototypes,
     fit_space,
     fit_words,
-    prior,
-    prototype,
+    prototype_classifier,
+    support_prototype,
     unit,
 )
 
@@ -34,7 +34,7 @@ def generator() -> np.random.Generator:
 
 
 def score(places: np.ndarray, prototypes: np.ndarray, strengths: Strengths) -> np.ndarray:
-    return Classifiers.of([prior(each, strengths) for each in prototypes]).logits(places, strengths)
+    return Classifiers.of([prototype_classifier(each, strengths) for each in prototypes]).logits(places, strengths)
 
 
 def normal(generator: np.random.Generator, *shape: int) -> np.ndarray:
@@ -113,9 +113,9 @@ def test_a_word_weighs_less_the_more_examples_there_are() -> None:
     strengths = Strengths(word_weight=0.5, word_decay=0.5)
     for count, weight in ((1, 0.5), (4, 0.25), (100, 0.05)):
         expected = np.array([1.0, weight]) / np.hypot(1.0, weight)
-        found = prototype(Pictures.of(np.repeat(place, count, axis=0)), word, 1.0, strengths)
+        found = support_prototype(Pictures.of(np.repeat(place, count, axis=0)), word, 1.0, strengths)
         np.testing.assert_allclose(found, expected, atol=1e-6)
-    np.testing.assert_allclose(prototype(Pictures.of(place[:0]), word, 1.0, strengths), word)
+    np.testing.assert_allclose(support_prototype(Pictures.of(place[:0]), word, 1.0, strengths), word)
 
 
 def test_few_labels_and_many_are_scored_alike(generator: np.random.Generator) -> None:

@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from scipy.stats import norm
 
 from fewtag.core.posterior import (
-    COMPARED,
+    VARIANCE_LEFT,
     Classifiers,
     NameEvidence,
     Pictures,
@@ -19,7 +19,7 @@ from fewtag.core.posterior import (
     fit_label,
     leave_one_out,
     map_logistic,
-    prototype,
+    support_prototype,
     unit,
 )
 
@@ -47,17 +47,17 @@ def fitted(seed: int, yes: int, no: int, weight: float = 1.0):  # type: ignore[n
 def test_the_posterior_is_where_scipy_finds_the_least_penalised_log_loss(yes: int, no: int, weight: float) -> None:
     places, shown, weights, word, found = fitted(3, yes, no, weight)
     pictures = Pictures.of(places)
-    guide = prototype(Pictures.of(places[shown]), word, found.trust, STRENGTHS)
+    guide = support_prototype(Pictures.of(places[shown]), word, found.trust, STRENGTHS)
     focused = pictures.attend(guide, STRENGTHS.query_focus)
     local = STRENGTHS.query_local
     features = np.hstack(
         [
-            math.sqrt(1 - local) * pictures.whole,
+            math.sqrt(1 - local) * pictures.means,
             math.sqrt(local) * focused,
             np.full((len(places), 1), math.sqrt(STRENGTHS.bias)),
         ]
     ).astype(np.float64)
-    similarity = (1 - local) * (pictures.whole @ guide) + local * (focused @ guide)
+    similarity = (1 - local) * (pictures.means @ guide) + local * (focused @ guide)
     before = STRENGTHS.kappa * (similarity.astype(np.float64) - STRENGTHS.offset)
 
     def loss(vector: NDArray[np.float64]) -> float:
@@ -143,7 +143,7 @@ def test_trust_is_bayes_rule_on_the_two_densities() -> None:
     scores = np.array([0.2, 0.3, 0.15], np.float32)
     others, weights = np.array([0.2, -0.1], np.float32), np.array([1, 0.25], np.float32)
     usual = (1 * 0.2 + 0.25 * -0.1 + 1 * 0.1) / (1 + 0.25 + 1)
-    spread = math.sqrt(0.08**2 + COMPARED * 0.12**2 / 3)
+    spread = math.sqrt(0.08**2 + VARIANCE_LEFT * 0.12**2 / 3)
     right, wrong = (norm.pdf(float(scores.mean()) - usual, mean, spread) for mean in (0.3, 0.0))
     found = evidence.trust(scores, others, weights)
     assert found == pytest.approx(0.8 * right / (0.8 * right + 0.2 * wrong), rel=1e-5)
@@ -174,7 +174,7 @@ def test_a_name_that_pictures_contradict_ends_as_no_name() -> None:
         fit_label(Pictures.of(places), shown, ones, word, STRENGTHS, suspicious) for word in (against, None)
     )
     assert with_name.trust < 1e-6
-    assert np.allclose(with_name.guide, without.guide, atol=1e-4)
+    assert np.allclose(with_name.prototype, without.prototype, atol=1e-4)
 
 
 def test_coherence_is_how_much_of_the_places_length_their_mean_keeps() -> None:

@@ -201,7 +201,7 @@ def test_in_a_complete_set_a_picture_without_labels_shows_none(cli: Cli, tiny_mo
     assert cli("learn", "new.fewtag", "set.json", "--model", tiny_model).code == 0
     assert len(Tagger.load("new.fewtag").bank_.examples) == 1
     assert cli("learn", "new.fewtag", "set.json", "--complete").code == 0
-    said = [each.said for each in Tagger.load("new.fewtag").bank_.examples.values()]
+    said = [each.annotation for each in Tagger.load("new.fewtag").bank_.examples.values()]
     assert sorted((sorted(each.labels), each.complete) for each in said) == [([], True), (["dog"], True)]
 
 

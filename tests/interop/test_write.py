@@ -104,6 +104,8 @@ def test_thresholds_go_by_the_probabilities_of_the_table(cli: Cli, album: Path) 
         assert tags(album / "a.jpg.xmp") == ["dog"]
         assert cli("write", table, album, "--threshold", 0.95).code == 0
         assert not (album / "a.jpg.xmp").exists()
+    said = cli("write", "tags.jsonl", album, "--threshold", "nan")
+    assert (said.code, "the threshold is nan; give one from 0 to 1" in said.err) == (2, True)
     said = cli("write", "tags.csv", album, "--threshold", 0.5)
     assert (said.code, "has no probabilities" in said.err) == (2, True)
 

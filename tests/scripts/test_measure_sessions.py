@@ -29,4 +29,4 @@ def test_an_archive_has_the_pictures_that_can_be_asked_about() -> None:
         assert np.array_equal(some.places, pictures.places[askable])
         assert np.array_equal(problem.shown, shown[askable])
         assert problem.askable.all()
-        assert np.array_equal(some.whole[problem.first[0]], pictures.whole[2])
+        assert np.array_equal(some.means[problem.first[0]], pictures.means[2])

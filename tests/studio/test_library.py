@@ -21,7 +21,7 @@ from tiny import draw
 
 from fewtag.cache import FILE as CACHE_FILE
 from fewtag.cache import PRIVATE_FILE, Cache, content_digest
-from fewtag.core.posterior import Classifiers, Strengths, prior, unit
+from fewtag.core.posterior import Classifiers, Strengths, prototype_classifier, unit
 from fewtag.errors import InputError, MissingError
 from fewtag.studio import library as module
 from fewtag.studio.first_page import thumbnails
@@ -37,7 +37,7 @@ FINITE_HALVES = st.floats(-100, 100, width=16)
 @given(arrays(np.float16, (5, 4, 6), elements=FINITE_HALVES), st.integers(1, 3))
 def test_scores_from_half_precision_are_those_of_the_posterior(places: np.ndarray, labels: int) -> None:
     strengths, generator = Strengths(), np.random.default_rng(0)
-    fitted = [prior(unit(generator.normal(size=6).astype(np.float32)), strengths) for _ in range(labels)]
+    fitted = [prototype_classifier(unit(generator.normal(size=6).astype(np.float32)), strengths) for _ in range(labels)]
     features = Features(4, 6, lambda rows: [None] * len(rows))
     wide = places.astype(np.float32)
     features.append(unit(wide.mean(axis=1)), places)

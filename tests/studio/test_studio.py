@@ -129,6 +129,15 @@ def test_labels_are_renamed_merged_and_forgotten_and_all_comes_back(studio: Stud
     assert [(row.name, row.examples) for row in studio.labels()] == [("dog", 3), ("hound", 3)]
 
 
+def test_a_name_that_is_refused_now_can_be_changed(studio: Studio) -> None:
+    """Older projects have names with control characters."""
+    with pytest.raises(InputError, match="has a control character"):
+        studio.define("hot\x1b[2Jdog")
+    studio._define_new("hot\x1b[2Jdog")
+    studio.answer([say(next(iter(digests(studio).values())), "hot\x1b[2Jdog", "yes")])
+    assert studio.rename("hot\x1b[2Jdog", "dog").examples == 1
+
+
 def test_an_answer_finds_a_label_that_was_renamed_or_merged_since(studio: Studio) -> None:
     """A page that was away sends answers by the names that it knew."""
     pictures = list(digests(studio).values())

@@ -106,7 +106,13 @@ def facts(tagger: Tagger) -> dict[str, Any]:
         "priors": dict(tagger.priors_),
         "definitions": {label: (each.kind, each.words, each.explicit) for label, each in bank.definitions.items()},
         "examples": {
-            key: (each.said, each.features.codes.tobytes(), each.features.scales.tobytes(), each.name, each.picture)
+            key: (
+                each.annotation,
+                each.features.codes.tobytes(),
+                each.features.scales.tobytes(),
+                each.name,
+                each.picture,
+            )
             for key, each in bank.examples.items()
         },
     }
@@ -134,7 +140,7 @@ def make_seeds(folder: Path, also: Path | None = None) -> list[Seed]:
     seeds += _sources(folder)
     seeds += _parts(folder)
     with Cache(folder / "cache") as cache:
-        cache.space("places", "tiny", "key", (32,), "float32").put_many(DIGESTS, CONTENT)
+        cache.arrays("places", "tiny", "key", (32,), "float32").put_many(DIGESTS, CONTENT)
     for ending, content in DATA_SETS:
         seeds.append(Seed("data set" if ending == "json" else "table", f"set.{ending}", content.encode()))
     written = [rewrite(each.content, each.program, WANTED, Tags()) for each in list(sidecars())[::7]]
@@ -332,7 +338,7 @@ def try_part(path: Path, _: Laboratory) -> None:
 
 def try_cache(path: Path, _: Laboratory) -> None:
     with Cache(path.parent) as cache:
-        space = cache.space("places", "tiny", "key", (32,), "float32")
+        space = cache.arrays("places", "tiny", "key", (32,), "float32")
         for _ in range(2):
             for row, expected in zip(space.get_many(DIGESTS), CONTENT, strict=True):
                 assert row is None or np.array_equal(row, expected), "a damaged row was believed"

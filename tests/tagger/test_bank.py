@@ -21,7 +21,7 @@ import fewtag
 from fewtag import InputError, Tagger
 from fewtag.core.posterior import Fitted
 from fewtag.files import read_arrays, write_arrays
-from fewtag.tagger.bank import Bank, CachedFit, Definition, Example, Quantised, Told
+from fewtag.tagger.bank import Annotation, Bank, CachedFit, Definition, Example, Quantised
 from fewtag.tagger.bank_file import FORMAT, KIND, read_bank, read_header, write_bank
 from fewtag.tagger.model import Model, load_model
 
@@ -64,7 +64,8 @@ def same(left: Tagger, right: Tagger) -> bool:
         same_classifiers(left, right)
         and left.bank_.members == right.bank_.members
         and left.bank_.refused == right.bank_.refused
-        and [each.said for each in left.bank_.examples.values()] == [e.said for e in right.bank_.examples.values()]
+        and [each.annotation for each in left.bank_.examples.values()]
+        == [e.annotation for e in right.bank_.examples.values()]
         and facts_of(left) == facts_of(right)
         and all(
             np.array_equal(left.bank_.examples[key].places, right.bank_.examples[key].places)
@@ -429,7 +430,7 @@ def test_a_bank_moves_to_another_model_by_the_copies_it_keeps(
     assert moved.absent_counts_ == taught.absent_counts_
     assert moved.priors_["dog"] == pytest.approx(0.05)
     fresh = Tagger(str(other_file)).partial_fit([draw(0, "dog"), draw(2, "dog")], [["dog"], ["dog"]])
-    ours, theirs = (each.bank_.classifier(each.model, "dog").guide for each in (fresh, moved))
+    ours, theirs = (each.bank_.classifier(each.model, "dog").prototype for each in (fresh, moved))
     assert ours @ theirs > 0.98, "copies are compressed"
     moved.save(saved)
     assert Tagger.load(saved).model.name == "other"
@@ -467,6 +468,17 @@ def test_what_a_label_is_like_is_looked_up_again_by_an_upgrade(model: Model, oth
     np.testing.assert_array_equal(moved["of one that is gone"].vector, older["of one that is gone"].vector)
 
 
+def test_a_label_like_another_means_the_same_after_an_upgrade(model: Model, other_file: Path, tmp_path: Path) -> None:
+    """Whichever comes first by name: "a mark" was looked up before "sofa" was, and so like a sofa."""
+    tagger = Tagger(model).define("sofa", like="lens, eye").define("a mark", like="sofa").define("B", like="a mark")
+    tagger.define("first", like="dog").define("last", like="first").define("first", like="last")  # a circle
+    tagger.save(tmp_path / "bank")
+    moved = Tagger.load(tmp_path / "bank", model=str(other_file), upgrade=True).definitions_
+    for label, other in (("a mark", "sofa"), ("B", "sofa")):
+        np.testing.assert_allclose(moved[label].vector, moved[other].vector, atol=1e-6)
+    assert str(moved["first"]) == "like last"
+
+
 def test_a_bank_without_copies_cannot_move(model: Model, other_file: Path, draw: Draw, tmp_path: Path) -> None:
     Tagger(model, keep_pictures=False).fit([draw(1, "dog")], ["dog"]).save(tmp_path / "bank")
     with pytest.raises(InputError, match="keeps no copies of 1 of its 1 examples, so it cannot move"):
@@ -477,13 +489,15 @@ def test_a_bank_without_copies_cannot_move(model: Model, other_file: Path, draw:
 @settings(max_examples=20, deadline=None)
 def test_a_byte_a_number_is_within_a_half_of_a_127th_of_the_largest(seed: int, size: float) -> None:
     places = (size * np.random.default_rng(seed).normal(size=(5, 16))).astype(np.float32)
-    kept = Example.of(Told(), places).places
+    kept = Example.of(Annotation(), places).places
     assert (np.abs(kept - places) <= np.abs(places).max(axis=1, keepdims=True) / 253).all()
-    assert np.array_equal(Example.of(Told(), kept).features.codes, Example.of(Told(), places).features.codes)
+    assert np.array_equal(
+        Example.of(Annotation(), kept).features.codes, Example.of(Annotation(), places).features.codes
+    )
 
 
 def test_places_that_are_all_zero_stay_so() -> None:
-    assert not Example.of(Told(), np.zeros((3, 4), np.float32)).places.any()
+    assert not Example.of(Annotation(), np.zeros((3, 4), np.float32)).places.any()
 
 
 def make_bank(labels: int, examples: int) -> Bank:
@@ -495,7 +509,7 @@ def make_bank(labels: int, examples: int) -> Bank:
     fitted = CachedFit(Fitted(guide, guide, guide, 0.0))
     return Bank(
         {name: Definition("name", (name,), words, guide) for name in names},
-        {key: Example(Told(frozenset({name})), Quantised(codes, scales)) for key, name in shown.items()},
+        {key: Example(Annotation(frozenset({name})), Quantised(codes, scales)) for key, name in shown.items()},
         dict.fromkeys(names, fitted),
     )
 
@@ -519,7 +533,7 @@ def test_hundreds_of_labels_load_in_a_second(large_model: Model, tmp_path: Path)
     assert path.stat().st_size > 36_000_000
     start = time.process_time()
     bank = read_bank(path)[1]
-    assert classifiers_of(bank, large_model).guides.shape == (300, 512)
+    assert classifiers_of(bank, large_model).prototypes.shape == (300, 512)
     assert int(bank.counts.sum()) == 1500
     assert time.process_time() - start < 5  # a fifth of a second here
     start = time.process_time()

@@ -68,8 +68,8 @@ def test_a_share_that_is_none_is_refused(pets: Tagger, share: float) -> None:
 
 def test_a_scorer_takes_shares_for_labels_without_a_prior_of_their_own(pets: Tagger) -> None:
     pets.set_priors({"dog": 0.02})
-    scorer = pets.scorer(shares={"dog": 0.9, "cat": 0.9})
-    assert dict(zip(scorer.labels, scorer.shares.tolist(), strict=True)) == pytest.approx(
+    scorer = pets.scorer(priors={"dog": 0.9, "cat": 0.9})
+    assert dict(zip(scorer.labels, scorer.priors.tolist(), strict=True)) == pytest.approx(
         {"cat": 0.9, "dog": 0.02, "sofa": 0.3, "zebra": 0.3}
     )
     assert pets.priors_["cat"] == pytest.approx(0.3), "the bank stays as it is"
@@ -97,6 +97,15 @@ def test_shares_are_estimated_from_a_sample_and_the_bank_stays_as_it_is(
     assert list(found) == list(pets.classes_)
     assert np.abs(np.array(list(found.values())) - (shown.sum(axis=0) + 1) / 700).max() < 0.03
     assert pets.bank_ is before
+
+
+def test_an_estimate_does_not_depend_on_the_priors_so_far(pets: Tagger, draw: Draw) -> None:
+    """A rare label's curve is steeper, and its evidence was taken as if that were so for any share."""
+    sample = [draw(number, "dog") for number in range(30, 70)]
+    before = pets.estimate_priors(sample)
+    assert pets.set_priors(dict.fromkeys(pets.classes_, 0.001)).estimate_priors(sample) == pytest.approx(
+        before, rel=1e-3
+    )
 
 
 def test_no_picture_is_no_sample(pets: Tagger) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from fewtag import Tagger
 from fewtag.tagger import bank as bank_module
-from fewtag.tagger.bank import ANSWERS, UNNAMED, Bank, Definition, Example, Quantised, Told
+from fewtag.tagger.bank import ANSWERS, UNNAMED, Annotation, Bank, Definition, Example, Quantised
 from fewtag.tagger.model import Model
 
 Draw = Callable[..., Image.Image]
@@ -100,10 +100,10 @@ def test_who_reads_an_old_bank_sees_its_own_classifiers(pets: Tagger, draw: Draw
     pets.partial_fit([draw(9)], ["dog"])
     after = pets.bank_.classifier(pets.model, "dog")
     assert old.classifier(pets.model, "dog") is before
-    assert not np.array_equal(after.focused, before.focused)
+    assert not np.array_equal(after.attended_weights, before.attended_weights)
 
 
-def numbered(model: Model, count: int, told: Callable[[int], Told]) -> dict[str, Example]:
+def numbered(model: Model, count: int, told: Callable[[int], Annotation]) -> dict[str, Example]:
     """Examples whose digests are spread as those of pictures are."""
     random = np.random.default_rng(0)
     keys = [random.bytes(32).hex() for _ in range(count)]
@@ -112,10 +112,16 @@ def numbered(model: Model, count: int, told: Callable[[int], Told]) -> dict[str,
 
 
 def test_no_label_looks_at_more_than_its_share_of_answers_and_of_silent_pictures(model: Model) -> None:
-    def told(number: int) -> Told:
+    def told(number: int) -> Annotation:
         kind = number % 3
         one = frozenset({"dog"})
-        return Told(one) if kind == 0 else Told(frozenset(), one) if kind == 1 else Told(frozenset({"cat"}))
+        return (
+            Annotation(one)
+            if kind == 0
+            else Annotation(frozenset(), one)
+            if kind == 1
+            else Annotation(frozenset({"cat"}))
+        )
 
     names = {"dog": Definition("none", explicit=True), "cat": Definition("none", explicit=True)}
     bank = Bank().learn(names, numbered(model, 1500, told), afresh=False)
@@ -130,7 +136,7 @@ def test_no_label_looks_at_more_than_its_share_of_answers_and_of_silent_pictures
 def test_those_are_drawn_whose_digest_is_nearest_to_the_labels_own(model: Model) -> None:
     """By exclusive or of the first 64 bits, in plain Python."""
     names = {name: Definition("none", explicit=True) for name in ("dog", "cat", "sofa")}
-    bank = Bank().learn(names, numbered(model, 300, lambda _: Told(frozenset({"dog"}))), afresh=False)
+    bank = Bank().learn(names, numbered(model, 300, lambda _: Annotation(frozenset({"dog"}))), afresh=False)
     drawn = {}
     for label in ("cat", "sofa"):
         own = int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "little")
@@ -142,7 +148,7 @@ def test_those_are_drawn_whose_digest_is_nearest_to_the_labels_own(model: Model)
 
 def test_a_picture_more_seldom_changes_who_is_drawn(model: Model) -> None:
     names = {name: Definition("none", explicit=True) for name in ("dog", "cat")}
-    examples = numbered(model, 1000, lambda _: Told(frozenset({"dog"})))
+    examples = numbered(model, 1000, lambda _: Annotation(frozenset({"dog"})))
     drawn = [
         Bank().learn(names, dict(list(examples.items())[:count]), afresh=False).fit_set("cat").unnamed
         for count in range(900, 1000)
@@ -156,11 +162,11 @@ def test_complete_pictures_count_in_full_up_to_a_limit_of_their_own(
 ) -> None:
     monkeypatch.setattr(bank_module, "COMPLETE", 100)
     names = {name: Definition("none", explicit=True) for name in ("dog", "cat")}
-    examples = numbered(model, 300, lambda number: Told(frozenset({"dog"}), complete=number % 2 == 0))
+    examples = numbered(model, 300, lambda number: Annotation(frozenset({"dog"}), complete=number % 2 == 0))
     said = Bank().learn(names, examples, afresh=False).fit_set("cat")
     assert (len(said.no), len(said.complete), len(said.unnamed)) == (0, 100, UNNAMED)
-    assert all(examples[key].said.complete for key in said.complete)
-    assert not any(examples[key].said.complete for key in said.unnamed)
+    assert all(examples[key].complete for key in said.complete)
+    assert not any(examples[key].complete for key in said.unnamed)
 
 
 def test_a_fit_looks_at_the_weights_of_each_kind(model: Model, draw: Draw, monkeypatch: pytest.MonkeyPatch) -> None:

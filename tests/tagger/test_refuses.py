@@ -13,7 +13,7 @@ from PIL import Image
 
 from fewtag import InputError, Tagger
 from fewtag.pictures.files import encoded_bytes, open_image, several
-from fewtag.tagger.bank import label_name, told_of
+from fewtag.tagger.bank import annotations_of, label_name
 from fewtag.tagger.model import Model
 
 Draw = Callable[..., Image.Image]
@@ -108,6 +108,10 @@ ASKING: dict[str, tuple[Callable[[Tagger], object], str]] = {
     "explain unknown": (lambda tagger: tagger.explain(GOOD, "cta"), "did you mean 'cat'"),
     "examples unknown": (lambda tagger: tagger.examples_("cta"), "did you mean 'cat'"),
     "predict over one": (lambda tagger: tagger.predict(GOOD, threshold=1.5), "threshold is 1.5; give one from 0 to 1"),
+    "predict over no number": (
+        lambda tagger: tagger.predict(GOOD, threshold=float("nan")),
+        "threshold is nan; give one from 0 to 1, or none to take each label's own",
+    ),
     "tag below zero": (lambda tagger: list(tagger.tag(GOOD, threshold=-1.0)), "threshold is -1.0"),
     "bad file": (lambda tagger: tagger.predict([GOOD, __file__]), r"test_refuses\.py cannot be decoded"),
     "missing file": (lambda tagger: tagger.predict_proba("dog.jpg"), r"dog\.jpg: there is no such file"),
@@ -212,13 +216,25 @@ def test_a_damaged_pil_image_is_named(tmp_path: Path) -> None:
 
 def test_labels_are_names() -> None:
     with pytest.raises(InputError, match="label of image number 2 is 7, of type int"):
-        told_of([["dog"], ["dog", 7]], None, False)
+        annotations_of([["dog"], ["dog", 7]], None, False)
     with pytest.raises(InputError, match="labels of image number 1 are 7"):
-        told_of([7], None, False)
+        annotations_of([7], None, False)
     with pytest.raises(InputError, match="found None"):
-        told_of(None, None, False)
+        annotations_of(None, None, False)
     with pytest.raises(InputError, match="is no text that could be written"):
         label_name(os.fsdecode(b"caf\xe9"))
+
+
+@pytest.mark.parametrize("name", ["red \x1b[31mdog", "do\x07g", "dog\x7f", "do\x00g", "d\x9bog"])
+def test_a_name_has_no_control_characters(name: str) -> None:
+    with pytest.raises(InputError, match="has a control character"):
+        label_name(name)
+
+
+def test_a_name_may_have_joiners_and_marks() -> None:
+    """Emoji of families and Persian need the former, many scripts the latter."""
+    for name in ("👩‍🚀", "می‌خواهم", "नमस्ते"):
+        assert label_name(name) == name
 
 
 def test_one_spelling_of_each_name() -> None:

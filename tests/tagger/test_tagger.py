@@ -2,6 +2,7 @@
 
 import copy
 import io
+import multiprocessing
 import pickle
 import tempfile
 import threading
@@ -137,7 +138,7 @@ def test_the_prototype_is_the_closed_forms_where_the_pictures_bear_the_names_out
     words = model.word_prototypes(model.words.vectors(tagger.classes_))
     shown = np.array([[label in labels for label in tagger.classes_] for labels in PETS])
     pictures, strengths = Pictures.of(encode(model, pets[0])), model.strengths
-    for guide, word, mine in zip(classifiers_of(tagger.bank_, model).guides, words, shown.T, strict=True):
+    for guide, word, mine in zip(classifiers_of(tagger.bank_, model).prototypes, words, shown.T, strict=True):
         visual = unit(pictures.attend(word, strengths.support_focus)[mine].sum(axis=0))
         assert guide @ unit(visual + strengths.word_weight * mine.sum() ** -strengths.word_decay * word) > 0.999
 
@@ -201,7 +202,7 @@ def test_an_example_that_does_not_name_a_label_moves_it_as_a_weak_no_and_leaves_
         tagger = Tagger(changed).fit([draw(1, "dog")], [["dog"]]).define("cat")
         before = classifier(tagger, "dog")
         tagger.partial_fit([draw(2, "cat")], [["cat"]], absent=[["dog"]] if absent else None, complete=complete)
-        moved = np.abs(classifier(tagger, "dog").guide - before.guide).max()
+        moved = np.abs(classifier(tagger, "dog").prototype - before.prototype).max()
         assert moved < 1e-3, "but for what it tells of the name"
         places = encode(changed, [draw(2, "cat")])
         return float(Classifiers.of([classifier(tagger, "dog")]).logits(places, changed.strengths)[0, 0])
@@ -314,7 +315,7 @@ def test_a_name_alone_is_scored_at_once(model: Model, tagger: Tagger, queries: l
     assert tagger.classes_ == ("zebra",)
     assert tagger.counts_ == {"zebra": 0}
     (word,) = model.word_prototypes(model.words.vectors(["zebra"]))
-    np.testing.assert_allclose(classifier(tagger, "zebra").guide, word, atol=1e-6)
+    np.testing.assert_allclose(classifier(tagger, "zebra").prototype, word, atol=1e-6)
     scores = Pictures.of(encode(model, queries)).scores(word, model.strengths)
     logits = (model.strengths.kappa * (scores - model.strengths.offset))[:, None]
     slopes, offsets = model.calibration.curves(
@@ -347,15 +348,15 @@ def test_a_new_definition_changes_attention_and_its_label_alone(tagger: Tagger, 
     before = {label: classifier(tagger, label) for label in tagger.classes_}
     tagger.define("dog", like=["zebra", "eye"])
     assert classifier(tagger, "cat") is before["cat"]
-    assert not np.allclose(classifier(tagger, "dog").guide, before["dog"].guide, atol=1e-3)
-    assert np.array_equal(classifier(tagger.define("dog"), "dog").guide, before["dog"].guide)
+    assert not np.allclose(classifier(tagger, "dog").prototype, before["dog"].prototype, atol=1e-3)
+    assert np.array_equal(classifier(tagger.define("dog"), "dog").prototype, before["dog"].prototype)
 
 
 def test_the_word_guides_attention_even_where_it_is_not_mixed_in(model: Model, pets: Examples) -> None:
     unmixed = replace(model, strengths=replace(model.strengths, word_weight=0.0))
     tagger = Tagger(unmixed).fit(*pets)
-    before = classifier(tagger, "dog").guide
-    assert not np.allclose(classifier(tagger.define("dog", like=["cat"]), "dog").guide, before, atol=1e-4)
+    before = classifier(tagger, "dog").prototype
+    assert not np.allclose(classifier(tagger.define("dog", like=["cat"]), "dog").prototype, before, atol=1e-4)
 
 
 def test_like_is_the_mean_of_the_words_and_knows_labels_too(model: Model, tagger: Tagger) -> None:
@@ -381,7 +382,7 @@ def test_without_words_pictures_alone_speak(model: Model, tagger: Tagger, draw: 
     tagger.partial_fit(images, ["xyzzy", "xyzzy"])
     assert tagger.classes_ == ("xyzzy",)
     pooled = unit(unit(encode(model, images).mean(axis=1)).sum(axis=0))
-    assert pooled @ classifier(tagger, "xyzzy").guide > 0.9999, "the mean over places, a picture as much as another"
+    assert pooled @ classifier(tagger, "xyzzy").prototype > 0.9999, "the mean over places, a picture as much as another"
 
 
 @pytest.mark.slow
@@ -677,6 +678,22 @@ def test_writers_do_not_lose_each_others_examples(tagger: Tagger, draw: Draw) ->
     for writer in writers:
         writer.join()
     assert tagger.counts_ == {"dog": 8}
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
+def test_a_fork_of_a_process_that_has_tagged_can_tag_too(model: Model, draw: Draw) -> None:
+    """It inherits none of the network's threads, and waited for them for ever."""
+    network, squares = Network(model.network.graph, "cpu", threads=2), [squash(draw(0), model.size)] * 5
+    before = network(squares, model.space)
+    fork = multiprocessing.get_context("fork")
+    answers: multiprocessing.Queue[bytes] = fork.Queue()
+    child = fork.Process(target=lambda: answers.put(network(squares, model.space).tobytes()))
+    child.start()
+    try:
+        assert answers.get(timeout=60) == before.tobytes()
+    finally:
+        child.kill()
+        child.join()
 
 
 def test_threads_and_batches_give_the_network_the_same_pictures(model: Model, draw: Draw) -> None:

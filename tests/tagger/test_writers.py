@@ -119,7 +119,7 @@ def test_renamed_here_taught_there(bank: Path, draw: Draw) -> None:
 
 def test_a_change_while_the_bank_is_loaded_is_not_lost(bank: Path, draw: Draw, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the moment that its numbers are read and the moment that loading is done."""
-    from fewtag.tagger import tagger as module
+    from fewtag.tagger import bank_file as module
 
     read = module.read_bank
     other = Tagger.load(bank)

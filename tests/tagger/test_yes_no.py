@@ -16,7 +16,7 @@ from tiny import same_classifiers as same
 from fewtag import InputError, Tagger
 from fewtag.core.posterior import Classifiers
 from fewtag.tagger import bank as bank_module
-from fewtag.tagger.bank import Bank, Definition, Example, Told
+from fewtag.tagger.bank import Annotation, Bank, Definition, Example
 from fewtag.tagger.model import Model
 
 Draw = Callable[..., Image.Image]
@@ -31,7 +31,7 @@ def pets(tagger: Tagger, draw: Draw) -> Tagger:
 
 def said(tagger: Tagger) -> list[tuple[list[str], list[str], bool]]:
     """Of each example: what it shows, what it does not, and whether that is all."""
-    each = [example.said for example in tagger.bank_.examples.values()]
+    each = [example.annotation for example in tagger.bank_.examples.values()]
     return [(sorted(told.labels), sorted(told.absent), told.complete) for told in each]
 
 
@@ -119,10 +119,12 @@ def test_forgetting_takes_a_no_away(model: Model, pets: Tagger, draw: Draw, tmp_
         assert pets.absent_counts_["dog"] == 1
         pets.forget("dog", **forget)
         assert pets.absent_counts_["dog"] == 0
-        assert np.array_equal(classifiers_of(pets.bank_, model).focused, before.focused), "as if it had not been said"
+        assert np.array_equal(classifiers_of(pets.bank_, model).attended_weights, before.attended_weights), (
+            "as if it had not been said"
+        )
     pets.partial_fit([tmp_path / "tom.png"], [["sofa"]], absent=[["dog"]]).forget("dog")
     assert "dog" not in pets.definitions_
-    assert not any("dog" in told.said.absent for told in pets.bank_.examples.values())
+    assert not any("dog" in told.absent for told in pets.bank_.examples.values())
     assert pets.counts_["sofa"] == 3, "what else was said stays"
 
 
@@ -248,17 +250,17 @@ FACTS = st.fixed_dictionaries(
 )
 
 
-def example(model: Model, number: int, told: Told) -> dict[str, Example]:
+def example(model: Model, number: int, told: Annotation) -> dict[str, Example]:
     places = np.random.default_rng(number).normal(size=(model.places, model.space.size)).astype(np.float32)
     return {f"{number * 0x9E3779B97F4A7C15 % 2**64:016x}{number:048x}": Example.of(told, places)}
 
 
-def teach(model: Model, bank: Bank, number: int, told: Told) -> Bank:
+def teach(model: Model, bank: Bank, number: int, told: Annotation) -> Bank:
     definitions = {}
     for label in (*told.labels, *told.absent):
         guide = np.random.default_rng(len(label) + ord(label[0])).normal(size=model.space.size).astype(np.float32)
         guide /= np.linalg.norm(guide)
-        definitions[label] = Definition("vector", vector=np.ones(3, np.float32), guide=guide)
+        definitions[label] = Definition("vector", vector=np.ones(3, np.float32), prototype=guide)
     return bank.learn(definitions, example(model, number, told), afresh=False)
 
 
@@ -276,7 +278,9 @@ def test_teaching_in_any_order_is_teaching_at_once(
         one_by_one = [
             (
                 picture,
-                Told(*((frozenset({label}), frozenset()) if answer == "yes" else (frozenset(), frozenset({label})))),
+                Annotation(
+                    *((frozenset({label}), frozenset()) if answer == "yes" else (frozenset(), frozenset({label})))
+                ),
             )
             for picture, label, answer in words
         ]
@@ -285,11 +289,13 @@ def test_teaching_in_any_order_is_teaching_at_once(
             yes, no = (
                 frozenset(label for label in LABELS if facts[picture, label] == answer) for answer in ("yes", "no")
             )
-            if told := Told(yes, no, picture in complete):
+            if told := Annotation(yes, no, picture in complete):
                 whole = teach(model, whole, picture, told)
-        first_words = [(picture, Told(told.absent, told.labels)) for picture, told in one_by_one]
+        first_words = [(picture, Annotation(told.absent, told.labels)) for picture, told in one_by_one]
         teachings = data.draw(st.permutations(first_words)) if data.draw(st.booleans()) else []
-        teachings += data.draw(st.permutations([*one_by_one, *((each, Told(complete=True)) for each in complete)]))
+        teachings += data.draw(
+            st.permutations([*one_by_one, *((each, Annotation(complete=True)) for each in complete)])
+        )
         grown = Bank()
         for picture, told in teachings:
             grown = teach(model, grown, picture, told)
@@ -303,7 +309,7 @@ def test_teaching_in_any_order_is_teaching_at_once(
 
 
 def test_the_latest_word_counts_in_whatever_it_is_said(model: Model) -> None:
-    yes, no = Told(frozenset({"ant"})), Told(frozenset(), frozenset({"ant"}))
+    yes, no = Annotation(frozenset({"ant"})), Annotation(frozenset(), frozenset({"ant"}))
     for last, counts in ((yes, (1, 0)), (no, (0, 1))):
         bank = Bank()
         for told in (yes, no, yes, no, last):
@@ -317,7 +323,7 @@ def test_a_hundred_answers_are_fitted_alike_whatever_came_first(model: Model) ->
     for order in (range(600), range(599, -1, -1)):
         examples: dict[str, Example] = {}
         for number in order:
-            examples |= example(model, number, Told(frozenset({"ant" if number < 500 else "bee"})))
+            examples |= example(model, number, Annotation(frozenset({"ant" if number < 500 else "bee"})))
         half = dict(list(examples.items())[:300])
         definitions = dict.fromkeys(("ant", "bee"), Definition("none", explicit=True))
         banks.append(Bank().learn(definitions, half, afresh=False).learn(definitions, examples, afresh=False))
@@ -367,7 +373,7 @@ def test_a_given_name_that_is_a_thing_as_well_is_believed_with_even_odds_before_
     odds = []
     for thing in (1.0, 0.5, 0.0):
         definition = bank_module.Definition("name", ("daisy",), word, word, thing=thing)
-        examples = {"0" * 64: bank_module.Example.of(bank_module.Told(frozenset({"daisy"})), example)}
+        examples = {"0" * 64: bank_module.Example.of(bank_module.Annotation(frozenset({"daisy"})), example)}
         trust = bank_module.Bank().learn({"daisy": definition}, examples, afresh=False).classifier(model, "daisy").trust
         odds.append(trust / (1 - trust))
     assert odds[0] / odds[1] == pytest.approx((0.93 / 0.07) / (0.49 / 0.51), rel=1e-3)

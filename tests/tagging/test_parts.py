@@ -87,13 +87,21 @@ def test_no_flipped_byte_of_a_line_goes_unseen(tmp_path: Path) -> None:
             assert list(parts.rows([0])) == [GOOD, Tagged("z\\udcff.png", failure="no picture")], place
 
 
+def test_a_part_of_json_nested_too_deep_is_made_again(tmp_path: Path) -> None:
+    parts = Parts(str(tmp_path), "jsonl")
+    parts.write(SHARDS[0], [GOOD, GOOD], None)
+    assert list(parts.finished(SHARDS)) == [0]
+    (tmp_path / "part-00000.jsonl").write_text(100_000 * "[")
+    assert parts.finished(SHARDS) == {}
+
+
 def test_other_files_are_never_mixed_with_parts(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match=r"holds other files, such as notes\.txt; name a new folder"):
         Parts(str(tmp_path), "parquet").manifest()
     with pytest.raises(InputError, match="is a file; name a folder"):
         Parts(str(tmp_path / "notes.txt"), "parquet").manifest()
-    for content in ("{", "[]", "{}", '{"shard": "many"}', "\xff"):
+    for content in ("{", "[]", "{}", '{"shard": "many"}', "\xff", 100_000 * "["):
         (tmp_path / MANIFEST).write_bytes(content.encode("latin-1"))
         with pytest.raises(InputError, match="is damaged; delete"):
             Parts(str(tmp_path), "parquet").manifest()

@@ -20,7 +20,7 @@ import pytest
 from tiny import draw
 
 from fewtag.errors import InputError
-from fewtag.tagging.ray_engine import Share, check_address, finish_on_ray, open_cluster, share_out
+from fewtag.tagging.ray_engine import Allocation, allocate, check_address, finish_on_ray, open_cluster
 from fewtag.tagging.run import Cluster, Options, Summary, Work, tag
 from fewtag.tagging.sources import Shard
 from fewtag.tagging.tables import Counts, Parts
@@ -157,7 +157,7 @@ def test_workers_use_the_shares_that_were_estimated_before_them(
     cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In their processes a sample is as large as ever: an estimate of their own would find too few pictures."""
-    monkeypatch.setattr("fewtag.tagging.run.SMALLEST_SAMPLE", 2)
+    monkeypatch.setattr("fewtag.tagging.run.SMALLEST_PRIOR_SAMPLE", 2)
     assert cli("tag", bank, photos, "--out", "here.csv", "--scores").code == 0
     assert cli("tag", bank, photos, "--out", "there.csv", "--scores", "--engine", "ray", "--workers", 1).code == 0
     here, there = (json.loads(Path(f"{name}.csv.run.json").read_text())["shares"] for name in ("here", "there"))
@@ -250,27 +250,27 @@ def test_parts_that_workers_wrote_elsewhere_are_missed(
 
 
 def test_a_worker_has_its_share_of_one_machine() -> None:
-    assert share_out([{"CPU": 2.0}], None) == Share(workers=2, cores=1.0, gpu=False)
-    assert share_out([{"CPU": 8.0}], 2) == Share(workers=2, cores=4.0, gpu=False)
-    assert share_out([{"CPU": 2.0}], 4) == Share(workers=4, cores=0.5, gpu=False)
-    assert share_out([{"CPU": 16.0}, {"CPU": 4.0}], 3) == Share(workers=3, cores=5.0, gpu=False)
-    assert share_out([{"CPU": 32.0, "GPU": 4.0}, {"CPU": 64.0}], None) == Share(workers=4, cores=8.0, gpu=True)
+    assert allocate([{"CPU": 2.0}], None) == Allocation(workers=2, cores=1.0, gpu=False)
+    assert allocate([{"CPU": 8.0}], 2) == Allocation(workers=2, cores=4.0, gpu=False)
+    assert allocate([{"CPU": 2.0}], 4) == Allocation(workers=4, cores=0.5, gpu=False)
+    assert allocate([{"CPU": 16.0}, {"CPU": 4.0}], 3) == Allocation(workers=3, cores=5.0, gpu=False)
+    assert allocate([{"CPU": 32.0, "GPU": 4.0}, {"CPU": 64.0}], None) == Allocation(workers=4, cores=8.0, gpu=True)
     with pytest.raises(InputError, match="--workers 5, but there are 4 GPUs"):
-        share_out([{"CPU": 32.0, "GPU": 4.0}], 5)
+        allocate([{"CPU": 32.0, "GPU": 4.0}], 5)
 
 
 def test_a_share_is_one_that_the_machines_have() -> None:
     three = [{"CPU": 1.0}] * 3
-    assert share_out(three, 4) == Share(workers=4, cores=0.5, gpu=False)
-    assert share_out([{"CPU": 1.0}], 10) == Share(workers=10, cores=0.1, gpu=False)
-    assert share_out([{"CPU": 1.0, "GPU": 4.0}, {"CPU": 64.0}], None) == Share(workers=4, cores=0.25, gpu=True)
+    assert allocate(three, 4) == Allocation(workers=4, cores=0.5, gpu=False)
+    assert allocate([{"CPU": 1.0}], 10) == Allocation(workers=10, cores=0.1, gpu=False)
+    assert allocate([{"CPU": 1.0, "GPU": 4.0}, {"CPU": 64.0}], None) == Allocation(workers=4, cores=0.25, gpu=True)
     with pytest.raises(InputError, match="no machine of the cluster has cores for them"):
-        share_out([{"GPU": 1.0}, {"CPU": 4.0}], None)
+        allocate([{"GPU": 1.0}, {"CPU": 4.0}], None)
 
 
-def four_shards(*, workers: int) -> tuple[list[Shard], Work, Share, Callable[[int], None]]:
+def four_shards(*, workers: int) -> tuple[list[Shard], Work, Allocation, Callable[[int], None]]:
     work = Work(b"", None, Options(), Parts("parts", "jsonl"), {})
-    return [Shard(number, "", 1) for number in range(4)], work, Share(workers, 1.0, gpu=False), lambda _count: None
+    return [Shard(number, "", 1) for number in range(4)], work, Allocation(workers, 1.0, gpu=False), lambda _count: None
 
 
 @pytest.mark.ray
@@ -312,7 +312,7 @@ def test_a_worker_without_room_keeps_no_shard_and_one_bad_shard_keeps_no_other(m
     cores = sum(node["Resources"].get("CPU", 0) for node in ray.nodes())
     # each wants more than half: there is never room for the second
     with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(finish_on_ray, shards, work, Share(2, 0.6 * cores, gpu=False), advance)
+        done = pool.submit(finish_on_ray, shards, work, Allocation(2, 0.6 * cores, gpu=False), advance)
         _, finished = done.result(timeout=SECONDS)
     assert finished == {number: Counts(number, 0) for number in range(4)}
     told: list[int] = []

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("small_sample")
 @pytest.fixture
 def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve pictures are a sample, of a source of at least ten."""
-    monkeypatch.setattr(run, "SAMPLE", 16)
-    monkeypatch.setattr(run, "SMALLEST_SAMPLE", 10)
+    monkeypatch.setattr(run, "PRIOR_SAMPLE", 16)
+    monkeypatch.setattr(run, "SMALLEST_PRIOR_SAMPLE", 10)
 
 
 @pytest.fixture
@@ -74,10 +74,10 @@ def test_shares_are_estimated_once_and_written_into_the_record(cli: Cli, bank: P
 
 def test_the_sample_is_the_same_each_time_and_by_name_not_by_chance(bank: Path, archive: Path) -> None:
     tagger, source = Tagger.load(bank), open_source([str(archive)])
-    first = run.shares_in(source, tagger, run.Options())
-    assert first == run.shares_in(source, tagger, run.Options(batch=3))
+    first = run.priors_in(source, tagger, run.Options())
+    assert first == run.priors_in(source, tagger, run.Options(batch=3))
     seen: list[int] = []
-    run.shares_in(source, tagger, run.Options(), lambda _task, total: seen.append(total) or (lambda _count: None))  # type: ignore[func-returns-value]
+    run.priors_in(source, tagger, run.Options(), lambda _task, total: seen.append(total) or (lambda _count: None))  # type: ignore[func-returns-value]
     assert seen == [16]
 
 
@@ -100,7 +100,7 @@ def test_what_an_earlier_run_estimated_is_used_by_the_one_that_goes_on(
     manifest = json.loads((Path("tags.jsonl.parts") / MANIFEST).read_text())
     assert manifest["shares"] == record("whole.jsonl")["shares"]
     monkeypatch.setattr(run.Parts, "write", write)
-    monkeypatch.setattr(run, "shares_in", None)
+    monkeypatch.setattr(run, "priors_in", None)
     assert cli(*command).code == 1
     assert Path("tags.jsonl").read_text() == Path("whole.jsonl").read_text()
     assert record("tags.jsonl")["shares"] == manifest["shares"]
@@ -167,13 +167,13 @@ def test_a_page_is_made_by_the_runs_own_bank_and_shares(
     cli: Cli, bank: Path, archive: Path, monkeypatch: pytest.MonkeyPatch, out: tuple[str, ...]
 ) -> None:
     asked: list[str] = []
-    estimate, load = run.shares_in, Tagger.load
+    estimate, load = run.priors_in, Tagger.load
 
     def loaded(*given: Any, **options: Any) -> Tagger:
         asked.append("bank")
         return load(*given, **options)
 
-    monkeypatch.setattr(run, "shares_in", lambda *given: asked.append("shares") or estimate(*given))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(run, "priors_in", lambda *given: asked.append("shares") or estimate(*given))  # type: ignore[func-returns-value]
     monkeypatch.setattr(run.Tagger, "load", loaded)
     assert cli("tag", bank, archive, *out, "--page", "page.html").code == 1
     assert asked == ["bank", "shares"]

@@ -174,9 +174,10 @@ def test_a_folder_of_tables_holds_bytes(photos: Path, tmp_path: Path) -> None:
 
 def test_a_sample_is_drawn_by_chance_and_the_same_each_time(tmp_path: Path) -> None:
     """The one of shards of a picture each, as tables in the world have it in their records."""
-    source = Source([Entry(f"{number}.png", f"{number}.png") for number in range(100)])
+    source = Source([Entry(f"{number:02}.png", f"{number}.png") for number in range(100)])
     chosen = np.random.default_rng(0).choice(100, 16, replace=False)
-    assert [item.name for item in source.sample(16, 4)] == [f"{number}.png" for number in sorted(chosen)]
+    assert [item.name for item in source.sample(16, 4)] == [f"{number:02}.png" for number in sorted(chosen)]
+    assert Source(source.entries[::-1]).sample(16, 4) == source.sample(16, 4), "as archives may have them"
     assert len(Source(source.entries[:5]).sample(16, 4)) == 5
     table = open_source([str(write(tmp_path / "list.parquet", path=[f"{row}.png" for row in range(100)]))])
     assert [item.name for item in table.sample(16, 4)] == [item.name for item in table.sample(16, 3)]

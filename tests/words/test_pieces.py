@@ -75,7 +75,7 @@ LETTERS = st.characters(max_codepoint=0x052F, exclude_categories=["Cs", "Cn"]) |
 
 @pytest.fixture(scope="module")
 def vocabulary(shipped: PieceVectors) -> dict[str, int]:
-    return dict(shipped._places)
+    return dict(shipped._row_of)
 
 
 @pytest.mark.slow
@@ -235,7 +235,7 @@ def test_a_batch_is_its_rows(shipped: PieceVectors) -> None:
 
 
 def test_a_thousand_names_take_no_time(shipped: PieceVectors) -> None:
-    words = [piece for piece in shipped._places if piece.isalpha() and len(piece) > 3]
+    words = [piece for piece in shipped._row_of if piece.isalpha() and len(piece) > 3]
     labels = [f"{words[3 * number]} {words[7 * number]}s" for number in range(1_000)]
     shortest = min(_seconds(shipped, labels) for _ in range(3))
     assert shortest < 10  # 0.06, without the tests' checks of every argument
@@ -320,6 +320,9 @@ def test_files_that_are_no_table_are_refused(tmp_path: Path) -> None:
         (tmp_path / "a.safetensors").write_bytes(content)
         with pytest.raises(InputError, match="cannot be read"):
             load_words(str(tmp_path / "a.safetensors"))
+    save_file({"pieces": np.zeros(1, np.uint8)}, tmp_path / "a.safetensors", metadata={HEADER: 100_000 * "["})
+    with pytest.raises(InputError, match="cannot be read"):
+        load_words(str(tmp_path / "a.safetensors"))
 
 
 @pytest.mark.processes

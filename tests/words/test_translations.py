@@ -76,7 +76,7 @@ def test_each_word_of_the_table_has_one_meaning_and_that_is_known() -> None:
 def test_a_label_of_another_language_stands_where_its_english_name_does(tmp_path: Path) -> None:
     tagger = Tagger().define("dog").define("Tiere/Hund").define("welpe", like="Hund, Tiere/Hund")
     of_dog, of_hund = tagger.definitions_["dog"], tagger.definitions_["Tiere/Hund"]
-    assert (of_hund.guide == of_dog.guide).all()
+    assert (of_hund.prototype == of_dog.prototype).all()
     assert (str(of_dog), str(of_hund)) == ("its name", "its name (dog)")
     assert (of_dog.thing, of_hund.thing) == (1.0, FOREIGN), "it may be a private name as well"
     assert tagger.definitions_["welpe"].vector == pytest.approx(of_dog.vector)

@@ -21,6 +21,7 @@ from fewtag.cli.terminal import (
     SkipBad,
     WordSource,
     check_page,
+    note,
     printable,
     refuse_given,
     show,
@@ -151,7 +152,7 @@ def learn(
     tell_meanings(bank, tagger, new)
     warn_of_names(bank, tagger, {name for each in shown for name in each.labels})
     for reason in skipped:
-        print(f"skipped: {reason}", file=sys.stderr)
+        print(f"skipped: {printable(str(reason))}", file=sys.stderr)
     learnt, total = len(shown) - len(skipped), len(tagger.classes_)
     left_out = f", {len(skipped)} skipped" if skipped else ""
     sentence = f"{plural(learnt, 'picture')} learnt{left_out}; {plural(total, 'label')}, {len(new)} of them new"
@@ -188,7 +189,7 @@ def read_shown(
         return shown
     if not own:
         raise InputError(f"the table has nothing but {told}; mend it, or say --all-rows if you looked at all")
-    print(f"fewtag: left out {told}; --all-rows learns these too, if you looked at them", file=sys.stderr)
+    note(f"left out {told}; --all-rows learns these too, if you looked at them")
     return own
 
 
@@ -204,7 +205,7 @@ def teach(
     names, known = {name for each in shown for name in each.labels}, set(tagger.definitions_)
     refused = [each.absent | (each.taken_out & (names | known)) for each in shown]
     if taken_out := sum(len(mine - each.absent) for mine, each in zip(refused, shown, strict=True)):
-        print(f"fewtag: {plural(taken_out, 'tag')} of `tag` that you took out: learnt as a 'no'", file=sys.stderr)
+        note(f"{plural(taken_out, 'tag')} of `tag` that you took out: learnt as a 'no'")
     warn_of_case(names | known)
     warn_of_commas(names - known)
     if no_words:
@@ -392,7 +393,7 @@ def examples(
     name = contents.find(label)
     members = [contents.examples[key] for key in contents.members[name]]
     rows: dict[str, dict[str, Any]] = {
-        str(number): {"name": example.name, "shows": ", ".join(sorted(example.said.labels))}
+        str(number): {"name": example.name, "shows": ", ".join(sorted(example.labels))}
         for number, example in enumerate(members, 1)
     }
     if page is not None:
@@ -400,11 +401,12 @@ def examples(
             Card(
                 f"{number}  {each.name}",
                 embed_bytes(each.picture),
-                [(each_label, "tag") for each_label in sorted(each.said.labels)],
+                [(each_label, "tag") for each_label in sorted(each.labels)],
             )
             for number, each in enumerate(members, 1)
         ]
         write_page(page, f"{name}: {plural(len(members), 'example')}", str(bank), cards)
+        print(f"the page: {page}", file=sys.stderr)
     show(rows, as_json=as_json, title=f"{name}: {plural(len(members), 'example')}")
 
 
@@ -452,7 +454,7 @@ def warn_of_case(names: set[str]) -> None:
     for name in sorted(names):
         other = by_case.setdefault(name.casefold(), name)
         if other != name:
-            print(f"fewtag: {other!r} and {name!r} are two labels, which differ in case alone", file=sys.stderr)
+            note(f"{other!r} and {name!r} are two labels, which differ in case alone")
 
 
 def tell_meanings(bank: Path, tagger: "Tagger", names: Sequence[str]) -> None:
@@ -460,10 +462,9 @@ def tell_meanings(bank: Path, tagger: "Tagger", names: Sequence[str]) -> None:
     meant = {name: each.words for name in names if (each := tagger.definitions_[name]).kind == "name"}
     if foreign := [f"{name} = {words[1]}" for name, words in meant.items() if len(words) > 1]:
         others = f" and {plural(len(foreign) - MOST_TOLD, 'other')}" if len(foreign) > MOST_TOLD else ""
-        print(
-            f"fewtag: read as English: {', '.join(foreign[:MOST_TOLD])}{others}; "
-            f"if one is wrong: {shlex.join(['fewtag', 'define', str(bank)])} LABEL --like WORDS",
-            file=sys.stderr,
+        note(
+            f"read as English: {', '.join(foreign[:MOST_TOLD])}{others}; "
+            f"if one is wrong: {shlex.join(['fewtag', 'define', str(bank)])} LABEL --like WORDS"
         )
 
 
@@ -471,27 +472,21 @@ def warn_of_commas(names: set[str]) -> None:
     """Warns of names with commas: several labels in one, or one such as "tench, Tinca tinca"; the person knows."""
     if found := sorted(name for name in names if ", " in name):
         others = f" ({plural(len(found), 'name')} with a comma)" if len(found) > 1 else ""
-        print(
-            f'fewtag: {found[0]!r} is one label{others}; several are joined by ";", as in "dog;sofa"', file=sys.stderr
-        )
+        note(f'{found[0]!r} is one label{others}; several are joined by ";", as in "dog;sofa"')
 
 
 def warn_of_names(bank: Path, tagger: "Tagger", names: set[str]) -> None:
     """Warns of labels whose pictures do not look like what their name suggests."""
     doubtful = {name: trust for name, trust in tagger.trusts_.items() if name in names and trust < DOUBTFUL}
     for name, trust in list(doubtful.items())[:MOST_TOLD]:
-        print(
-            f"fewtag: the pictures of {name!r} do not look like what its name suggests, so the name counts for "
+        note(
+            f"the pictures of {name!r} do not look like what its name suggests, so the name counts for "
             f"{trust:.0%} of what it could; say what it is like: "
-            f"{shlex.join(['fewtag', 'define', str(bank), name])} --like WORDS, or --no-words",
-            file=sys.stderr,
+            f"{shlex.join(['fewtag', 'define', str(bank), name])} --like WORDS, or --no-words"
         )
     if len(doubtful) > MOST_TOLD:
         so = f"so it is with {plural(len(doubtful) - MOST_TOLD, 'other label')}"
-        print(
-            f"fewtag: {so}: {shlex.join(['fewtag', 'labels', str(bank)])} shows how far each name is trusted",
-            file=sys.stderr,
-        )
+        note(f"{so}: {shlex.join(['fewtag', 'labels', str(bank)])} shows how far each name is trusted")
 
 
 def read_vector(path: Path) -> "np.ndarray":

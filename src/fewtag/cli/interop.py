@@ -216,7 +216,7 @@ def _of_examples(source: Path, photos: Path) -> Rows:
             except InputError as error:
                 yield name, path, error
                 continue
-            yield name, path, () if example is None else sorted(example.said.labels)
+            yield name, path, () if example is None else sorted(example.labels)
 
     return list(bank.definitions), rows(), len(pictures)
 

@@ -18,7 +18,7 @@ import typer
 
 import fewtag
 from fewtag.cli import banks, cache, interop, pictures, research, server
-from fewtag.cli.terminal import printable
+from fewtag.cli.terminal import note, printable
 from fewtag.errors import InputError
 
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
@@ -70,7 +70,7 @@ def _common(version: Version = False) -> None: ...
 def _show_warning(message: Warning | str, category: type[Warning], *_where: object, **_also: object) -> None:
     """Prints our own warnings as a sentence; those of libraries are not shown."""
     if category is UserWarning:
-        print(f"fewtag: {printable(str(message))}", file=sys.stderr)
+        note(str(message))
 
 
 def main() -> None:

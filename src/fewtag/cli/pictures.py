@@ -21,6 +21,7 @@ from fewtag.cli.terminal import (
     Root,
     SkipBad,
     check_page,
+    note,
     printable,
     refuse_given,
     show,
@@ -200,7 +201,7 @@ def _to_terminal(
             facts = {"image": row.image, "failure": row.failure} if row.failure else record(row, list(row.scores))
             print(json.dumps(facts), flush=True)
         elif row.failure:
-            print(f"fewtag: {printable(row.failure)}", file=sys.stderr)
+            note(row.failure)
         else:
             shown = [name for name in row.scores if name in row.tags] if not options.scores else list(row.scores)
             ranked = sorted(shown, key=lambda name: -row.scores[name])
@@ -247,7 +248,7 @@ def check(
     """
     from fewtag.cli.banks import check_writable
     from fewtag.tagger.tagger import Tagger
-    from fewtag.tagging.check import check_bank, shares_of
+    from fewtag.tagging.check import check_bank, priors_of
     from fewtag.tagging.examples import missing, read_examples, without_guesses
     from fewtag.tagging.run import Options
 
@@ -265,12 +266,12 @@ def check(
         raise InputError(f"{truth} is as `fewtag tag` wrote it, no truth; mend it, or give --all-rows if it is right")
     if guesses and not all_rows:
         shown = own
-        print(f"fewtag: left out {guesses}; --all-rows counts these too, if they are right", file=sys.stderr)
+        note(f"left out {guesses}; --all-rows counts these too, if they are right")
     tagger = Tagger.load(bank)
     with Bars() as bars:
-        shares = shares_of(shown, tagger, Options(prior=asked, cache=kept), bars.begin)
+        priors = priors_of(shown, tagger, Options(prior=asked, cache=kept), bars.begin)
         measure = partial(check_bank, tagger, shown, cache=kept, skip_bad=skip_bad)
-        found = measure(prior=asked, shares=shares, progress=bars.begin("checking", len(shown)))
+        found = measure(prior=asked, priors=priors, progress=bars.begin("checking", len(shown)))
         if set_priors:
             tagger.set_priors(found.priors)
         if set_priors and set_thresholds:  # thresholds must fit the probabilities under the new priors
@@ -329,7 +330,7 @@ def explain(
     tagger, picture = Tagger.load(model), Picture(image).open()
     heats, chances = tagger.explain_all(picture, labels)
     save_heat(out, picture, heats, chances)
-    said = ", ".join(f"{label} {chance:.0%}" for label, chance in chances.items())
+    said = printable(", ".join(f"{label} {chance:.0%}" for label, chance in chances.items()))
     typer.echo(json.dumps({"out": str(out), "probabilities": chances}) if as_json else f"{out}: {said}")
 
 

@@ -50,6 +50,11 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "�" for letter in text)
 
 
+def note(sentence: str) -> None:
+    """A sentence beside the result, on standard error."""
+    print(f"fewtag: {printable(sentence)}", file=sys.stderr)
+
+
 def check_page(page: Path, out: str | None = None) -> None:
     """Refuses a --page that would replace something other than a page: a picture, a bank, the table itself."""
     if page.suffix.lower() not in {".html", ".htm"}:
@@ -177,7 +182,7 @@ def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None
 
 def tell(bank: Path, sentence: str, facts: dict[str, Any], *, as_json: bool) -> None:
     """Reports what was done to a bank: a line for a person, or an object for a machine."""
-    typer.echo(json.dumps({"bank": str(bank), **facts}) if as_json else f"{bank}: {sentence}")
+    typer.echo(json.dumps({"bank": str(bank), **facts}) if as_json else printable(f"{bank}: {sentence}"))
 
 
 def _without_nan(value: Any) -> Any:

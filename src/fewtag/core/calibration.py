@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 Floats = TypeVar("Floats", bound=np.floating)
 Counts = NDArray[np.int64]
 """labels: the number of examples that each was learnt from."""
-Shares = NDArray[np.float32]
-"""labels: the share of pictures that show each."""
+Priors = NDArray[np.float32]
+"""labels: the prior of each, which is the share of pictures that show it."""
 
 
 SLACK = 0.01
 """F1 that a model's thresholds give up for precision: its maximum is flat, and wrong tags cost people time."""
 
 RARE, COMMON = 0.02, 0.06
-"""Shares between which the fit to common labels is blended into the corrections for rare ones."""
+"""Priors between which the fit to common labels is blended into the corrections for rare ones."""
 EASE = 0.8
 """Factor on a model's threshold for common labels.
 
@@ -35,8 +35,8 @@ PLAIN = 6.0
 class Calibration:
     """Logistic curves and thresholds for several numbers of examples, interpolated in between.
 
-    The curves hold for a label that `share` of the pictures show. For other shares the log-odds shift by the difference
-    of the shares' log-odds (prior shift), and the thresholds follow.
+    The curves hold for a label that `share` of the pictures show. For another prior the log-odds shift by the
+    difference of the priors' log-odds (prior shift), and the thresholds follow.
     """
 
     examples: tuple[int, ...] = (0,)
@@ -44,9 +44,9 @@ class Calibration:
     slopes: tuple[float, ...] = (1.0,)
     offsets: tuple[float, ...] = (0.0,)
     share: float = 0.5
-    """Share of pictures that showed a label when the curves were fitted; also the default where no share is known."""
+    """The prior that the curves were fitted with; also the default where none is known."""
     shares: tuple[float, ...] = (0.5,)
-    """Shares for which thresholds are known, ascending."""
+    """Priors for which thresholds are known, ascending."""
     thresholds: tuple[tuple[float, ...], ...] = ((0.5,),)
     """Probabilities from which a label is given, for the best F1 less some slack: a row for each number of examples."""
     noes: float = 0.0
@@ -61,17 +61,17 @@ class Calibration:
         self,
         counts: Counts,
         noes: NDArray[np.float32],
-        shares: Shares,
+        priors: Priors,
         coherence: NDArray[np.float32] | float = 0.0,
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Slope and offset of each label's curve, given its number of examples, the weight of its 'no's and its share.
+        """Slope and offset of each label's curve, given its number of examples, the weight of its 'no's and its prior.
 
         `coherence` is that of the pictures that it was learnt from.
         """
-        seen, steeper = np.log1p(noes), steepness(self.steeper(counts, coherence), shares)
+        seen, steeper = np.log1p(noes), steepness(self.steeper(counts, coherence), priors)
         offsets = _at(self.examples, self.offsets, counts) + seen * np.float32(self.noes)
         slopes = _at(self.examples, self.slopes, counts) + seen * np.float32(self.noes_slope)
-        offsets = steeper * (offsets - log_odds(np.array(self.share))) + log_odds(shares)
+        offsets = steeper * (offsets - log_odds(np.array(self.share))) + log_odds(priors)
         return (steeper * slopes).astype(np.float32), offsets.astype(np.float32)
 
     def evidence(
@@ -81,7 +81,7 @@ class Calibration:
         noes: NDArray[np.float32],
         coherence: NDArray[np.float32] | float,
     ) -> NDArray[np.float32]:
-        """Log-likelihood ratios: calibrated log-odds less the log-odds of the share that they hold for."""
+        """Log-likelihood ratios: calibrated log-odds less the log-odds of the prior that they hold for."""
         usual = np.full(len(counts), self.share, np.float32)
         slopes, offsets = self.curves(counts, noes, usual, coherence)
         return (slopes * logits + offsets - log_odds(usual)).astype(np.float32)
@@ -97,11 +97,11 @@ class Calibration:
         plain = np.exp(PLAIN * np.where(known, coherence - self.coherence, 0))
         return (_at(*STEEPER, counts) * plain).astype(np.float32)
 
-    def threshold(self, counts: Counts, shares: Shares) -> NDArray[np.float32]:
+    def threshold(self, counts: Counts, priors: Priors) -> NDArray[np.float32]:
         rows = np.stack([_at(self.examples, column, counts) for column in zip(*self.thresholds, strict=True)])
-        known, wanted = log_odds(np.array(self.shares)), log_odds(shares)
+        known, wanted = log_odds(np.array(self.shares)), log_odds(priors)
         found = [np.interp(each, known, row) for each, row in zip(wanted, rows.T, strict=True)]
-        return (np.array(found) * _by_share(shares, 1.0, EASE)).astype(np.float32)
+        return (np.array(found) * _by_prior(priors, 1.0, EASE)).astype(np.float32)
 
 
 def _at(examples: Sequence[int], values: Sequence[float], counts: Counts) -> NDArray[np.float32]:
@@ -109,29 +109,30 @@ def _at(examples: Sequence[int], values: Sequence[float], counts: Counts) -> NDA
     return np.interp(np.log1p(counts), np.log1p(examples), values).astype(np.float32)
 
 
-def _by_share(shares: NDArray[np.floating], rare: NDArray[np.float32] | float, common: float) -> NDArray[np.float32]:
-    """Linear interpolation, over the log-odds of the shares, between values for rare and for common labels."""
+def _by_prior(priors: NDArray[np.floating], rare: NDArray[np.float32] | float, common: float) -> NDArray[np.float32]:
+    """Linear interpolation, over the log-odds of the priors, between values for rare and for common labels."""
     least, most = log_odds(np.array([RARE, COMMON]))
-    part = np.clip((log_odds(shares) - least) / (most - least), 0, 1)
+    part = np.clip((log_odds(priors) - least) / (most - least), 0, 1)
     return (rare + part * (common - rare)).astype(np.float32)
 
 
-def steepness(steeper: NDArray[np.float32], shares: NDArray[np.floating]) -> NDArray[np.float32]:
-    """The factors by which curves are steeper at these shares; `steeper` are the factors for rare labels."""
-    return _by_share(shares, steeper, 1.0)
+def steepness(steeper: NDArray[np.float32], priors: NDArray[np.floating]) -> NDArray[np.float32]:
+    """The factors by which curves are steeper at these priors; `steeper` are the factors for rare labels."""
+    return _by_prior(priors, steeper, 1.0)
 
 
-def log_odds(shares: NDArray[np.floating]) -> NDArray[np.float32]:
-    """The logit of shares: log(share / (1 - share))."""
-    return np.asarray(np.log(shares / (1 - shares)), np.float32)
+def log_odds(probabilities: NDArray[np.floating]) -> NDArray[np.float32]:
+    """The logit, log(p / (1 - p)); finite even for those that single precision rounds to 0 or 1."""
+    inside = np.clip(probabilities, 1e-7, 1 - 1e-7)
+    return np.asarray(np.log(inside / (1 - inside)), np.float32)
 
 
-def estimate_shares(
-    evidence: NDArray[np.float32], start: Shares, *, steps: int = 200, guess: float = 0.01, weight: float = 100.0
-) -> Shares:
+def estimate_priors(
+    evidence: NDArray[np.float32], start: Priors, *, steps: int = 200, guess: float = 0.01, weight: float = 100.0
+) -> Priors:
     """The share of pictures that show each label, from a sample's log-likelihood ratios, by expectation maximisation.
 
-    `evidence` is images × labels: calibrated log-odds less those of the share that they held for. A sample in which
+    `evidence` is images × labels: calibrated log-odds less those of the prior that they held for. A sample in which
     nothing is found says little about rare labels, so `guess` is added with the weight of `weight` pictures (a Beta
     prior).
     """
@@ -150,19 +151,19 @@ OFFSET_SPREAD = 1.0
 """Standard deviation between labels of the error of a curve's offset; chosen by log-loss on validation labels."""
 
 
-def match_shares(
+def match_priors(
     evidence: NDArray[np.float32],
     steeper: NDArray[np.float32],
-    said: Shares,
+    said: Priors,
     *,
     shown: float | None = None,
     steps: int = 50,
-) -> Shares:
+) -> Priors:
     """Priors under which a sample's probabilities agree with the stated share of pictures that show each label.
 
     One curve cannot know how hard a label is, nor how crowded an archive. If the share is known, the sum of the
     probabilities tells: each label's log-odds are shifted by the most probable offset, given that sum and a normal
-    prior. The result is a share, since an offset is equivalent to a prior shift. `evidence` is as in `estimate_shares`,
+    prior. The result is a prior, since an offset is equivalent to a prior shift. `evidence` is as in `estimate_priors`,
     `steeper` as in `Calibration`. `shown` is how many pictures of the sample show the label, if a person has looked:
     the sample may then be selected by score, which says nothing about what each picture shows beyond its score.
     """
@@ -225,11 +226,11 @@ def _weights(shown: NDArray[np.bool_], share: float) -> NDArray[np.float64]:
 
 def _threshold(pairs: Sequence[Pairs], curves: Calibration, share: float) -> float:
     """The best threshold for labels with the same number of examples, each shown by `share` of the pictures."""
-    shares = np.array([share], np.float32)
+    priors = np.array([share], np.float32)
     said = []
     for each in pairs:
         counts, noes = np.array([each.examples]), np.array([each.noes], np.float32)
-        slope, offset = curves.curves(counts, noes, shares)
+        slope, offset = curves.curves(counts, noes, priors)
         said.append(sigmoid(slope * each.logits + offset))
     shown = np.concatenate([each.shown for each in pairs])
     weights = np.concatenate([_weights(each.shown, share) for each in pairs])
@@ -274,12 +275,13 @@ def best_threshold(
     return float((ranked[best] + below) / 2)
 
 
+def reliability(chances: NDArray[np.float32], shown: NDArray[np.bool_], bins: int) -> list[tuple[float, float, int]]:
+    """Mean probability, frequency and number of pairs in each bin of equal width that has any."""
+    bin_of = np.clip((chances.astype(np.float64) * bins).astype(np.int64), 0, bins - 1)
+    each = (bin_of == number for number in range(bins))
+    return [(float(chances[some].mean()), float(shown[some].mean()), int(some.sum())) for some in each if some.any()]
+
+
 def calibration_error(probabilities: NDArray[np.float32], shown: NDArray[np.bool_], bins: int = 15) -> float:
     """Expected calibration error: the mean gap between probability and frequency, in bins of equal width."""
-    bin_of = np.clip((probabilities.astype(np.float64) * bins).astype(np.int64), 0, bins - 1)
-    error = 0.0
-    for number in range(bins):
-        inside = bin_of == number
-        if inside.any():
-            error += abs(float(probabilities[inside].mean()) - float(shown[inside].mean())) * float(inside.mean())
-    return error
+    return sum(abs(said - true) * pairs for said, true, pairs in reliability(probabilities, shown, bins)) / len(shown)

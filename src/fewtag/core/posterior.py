@@ -3,10 +3,9 @@
 The base pictures span a whitened space; ridge regression from the base labels' word vectors to their prototypes in it
 gives a prototype for any word. An example is pooled with attention to the places that look like its label's word, and
 the word itself is mixed in, with less weight the more examples there are: words are a prior on the prototype p. A
-picture is represented by its mean ("whole") and by attention pooling to the places that look like the prototype
-("focused"):
+picture is represented by its mean and by attention pooling to the places that look like the prototype ("attended"):
 
-    logit(x) = kappa (score(x, p) - offset) + w · [whole(x), focused(x)] + b,    w, b ~ Normal(0, 1 / penalty)
+    logit(x) = kappa (score(x, p) - offset) + w · [mean(x), attended(x)] + b,    w, b ~ Normal(0, 1 / penalty)
 
 Without examples it is the prototype's own score; every yes and no moves it from there, and the prior loses influence by
 itself. The fit is convex and solved in the span of the examples (kernel logistic regression with a linear kernel), so
@@ -33,7 +32,7 @@ Features = NDArray[np.float32]
 
 LABELS_AT_ONCE = 1000
 """With more, the intermediate arrays leave the processor's cache, and a label takes twice as long."""
-COMPARED = 0.75
+VARIANCE_LEFT = 0.75
 """Share of the variance within a label that remains in a comparison with others (chosen on validation labels)."""
 NEWTON_STEPS = 50
 TOLERANCE = 1e-8
@@ -172,7 +171,7 @@ class Pictures(NamedTuple):
     """images × places × space"""
     lengths: NDArray[np.float32]
     """images × places"""
-    whole: NDArray[np.float32]
+    means: NDArray[np.float32]
     """images × space, unit vectors"""
 
     @classmethod
@@ -187,26 +186,26 @@ class Pictures(NamedTuple):
         lengths = np.maximum(self.lengths.mean(axis=1), 1e-12)
         return np.asarray(np.linalg.norm(self.places.mean(axis=1), axis=-1) / lengths, np.float32)
 
-    def attend(self, guide: NDArray[np.float32], focus: float) -> NDArray[np.float32]:
-        """Attention pooling of each picture's places that look like the guide: images × space, unit vectors."""
-        attention = softmax((self.places @ guide) / np.maximum(self.lengths, 1e-12) * focus, axis=1)
+    def attend(self, query: NDArray[np.float32], focus: float) -> NDArray[np.float32]:
+        """Attention pooling of each picture's places that look like the query: images × space, unit vectors."""
+        attention = softmax((self.places @ query) / np.maximum(self.lengths, 1e-12) * focus, axis=1)
         return unit(np.matmul(attention[:, None], self.places)[:, 0])
 
     def scores(self, word: NDArray[np.float32], strengths: Strengths) -> NDArray[np.float32]:
         """Each picture's score with the prototype that a word suggests."""
         local = np.float32(strengths.query_local)
-        return (1 - local) * (self.whole @ word) + local * (self.attend(word, strengths.query_focus) @ word)
+        return (1 - local) * (self.means @ word) + local * (self.attend(word, strengths.query_focus) @ word)
 
 
 class Fitted(NamedTuple):
     """One label's classifier, and how far its pictures support its name."""
 
-    guide: NDArray[np.float32]
-    """The prototype: the query of the attention, and the prior's mean."""
-    whole: NDArray[np.float32]
-    """Weights of the picture's normalised mean."""
-    focused: NDArray[np.float32]
-    """Weights of the attention-pooled vector."""
+    prototype: NDArray[np.float32]
+    """The query of the attention, and the prior's mean."""
+    mean_weights: NDArray[np.float32]
+    """Weights of the picture's normalised mean; in files `whole`."""
+    attended_weights: NDArray[np.float32]
+    """Weights of the attention-pooled vector; in files `focused`."""
     bias: float
     trust: float = 1.0
     """The probability that the name means what the examples show; 1 without examples."""
@@ -222,28 +221,29 @@ class Fitted(NamedTuple):
 class Classifiers:
     """Several labels' classifiers, one row each."""
 
-    guides: Vectors
-    whole: Vectors
-    focused: Vectors
+    prototypes: Vectors
+    mean_weights: Vectors
+    attended_weights: Vectors
     bias: NDArray[np.float32]
 
     @classmethod
     def of(cls, fitted: Sequence[Fitted]) -> "Classifiers":
-        guides, whole, focused = (np.stack(rows) for rows in zip(*(each[:3] for each in fitted), strict=True))
-        return cls(guides, whole, focused, np.array([each.bias for each in fitted], np.float32))
+        prototypes, on_mean, on_attended = (np.stack(rows) for rows in zip(*(each[:3] for each in fitted), strict=True))
+        return cls(prototypes, on_mean, on_attended, np.array([each.bias for each in fitted], np.float32))
 
     def logits(self, places: Places, strengths: Strengths) -> Scores:
         """images × labels"""
         lengths = np.maximum(place_lengths(places), 1e-12)[..., None]
-        whole = unit(places.mean(axis=1))
+        means = unit(places.mean(axis=1))
         found = []
-        for first in range(0, len(self.guides), LABELS_AT_ONCE):
+        for first in range(0, len(self.prototypes), LABELS_AT_ONCE):
             some = slice(first, first + LABELS_AT_ONCE)
-            alike = (places @ self.guides[some].T) / lengths
+            alike = (places @ self.prototypes[some].T) / lengths
             # an unnormalised softmax: its sum would cancel between the pooled vector and its length
             attention = np.exp(strengths.query_focus * (alike - alike.max(axis=1, keepdims=True)))
-            along = (attention * (places @ self.focused[some].T)).sum(axis=1)
-            found.append(along / pooled_length(places, attention) + whole @ self.whole[some].T + self.bias[some])
+            along = (attention * (places @ self.attended_weights[some].T)).sum(axis=1)
+            on_mean = means @ self.mean_weights[some].T
+            found.append(along / pooled_length(places, attention) + on_mean + self.bias[some])
         return np.concatenate(found, axis=1)
 
 
@@ -275,7 +275,7 @@ class NameEvidence:
     def trust(self, scores: NDArray[np.float32], others: NDArray[np.float32], weights: NDArray[np.float32]) -> float:
         """The probability that a name is right, by the scores of the label's pictures and weighted ones of others."""
         usual = (float(weights @ others) + self.wrong) / (float(weights.sum()) + 1)  # plus one pseudo-observation
-        variance = self.between**2 + COMPARED * self.within**2 / len(scores)
+        variance = self.between**2 + VARIANCE_LEFT * self.within**2 / len(scores)
         gap = self.right - self.wrong
         evidence = gap * (float(scores.mean()) - usual - gap / 2) / variance
         odds = evidence + math.log(self.prior / (1 - self.prior))
@@ -289,37 +289,37 @@ def fit_label(
     word: NDArray[np.float32] | None,
     strengths: Strengths,
     evidence: NameEvidence,
-    compared: NDArray[np.bool_] | None = None,
+    impostors: NDArray[np.bool_] | None = None,
     *,
     leave_out: bool = False,
 ) -> Fitted:
     """Fits one label's classifier to weighted pictures that show it or do not, and to its name's prototype.
 
-    The name is judged by how much better it matches the pictures that show the label than those that are `compared`, by
-    default all others.
+    The name is judged by how much better it matches the pictures that show the label than the `impostors`, by default
+    all others.
     """
     first = slice(int(shown.sum()))  # if the pictures that show it come first, nothing is copied
     yes = pictures.take(first if shown[first].all() else shown)
     trust = 1.0
     if word is not None and len(yes.places):
-        others = np.flatnonzero(~shown if compared is None else compared)
+        others = np.flatnonzero(~shown if impostors is None else impostors)
         scores = pictures.take(others).scores(word, strengths)
         trust = evidence.trust(yes.scores(word, strengths), scores, weights[others])
-    guide = prototype(yes, word, trust, strengths)
-    fitted = prior(guide, strengths)
+    prototype = support_prototype(yes, word, trust, strengths)
+    fitted = prototype_classifier(prototype, strengths)
     if not len(shown):
         return fitted._replace(trust=trust)
     local = strengths.query_local
-    focused = pictures.attend(guide, strengths.query_focus)
-    before = pictures.whole @ fitted.whole + focused @ fitted.focused + fitted.bias
-    gram = (1 - local) * (pictures.whole @ pictures.whole.T) + local * (focused @ focused.T) + strengths.bias
+    means, attended = pictures.means, pictures.attend(prototype, strengths.query_focus)
+    before = means @ fitted.mean_weights + attended @ fitted.attended_weights + fitted.bias
+    gram = (1 - local) * (means @ means.T) + local * (attended @ attended.T) + strengths.bias
     covariances = gram / strengths.penalty
     weighted = map_logistic(covariances, before, shown, weights)
     dual = weighted / strengths.penalty
     return Fitted(
-        guide,
-        fitted.whole + ((1 - local) * (dual @ pictures.whole)).astype(np.float32),
-        fitted.focused + (local * (dual @ focused)).astype(np.float32),
+        prototype,
+        fitted.mean_weights + ((1 - local) * (dual @ means)).astype(np.float32),
+        fitted.attended_weights + (local * (dual @ attended)).astype(np.float32),
         fitted.bias + strengths.bias * float(dual.sum()),
         trust,
         float(weights[~shown].sum()),
@@ -327,21 +327,21 @@ def fit_label(
     )
 
 
-def prior(guide: NDArray[np.float32], strengths: Strengths) -> Fitted:
+def prototype_classifier(prototype: NDArray[np.float32], strengths: Strengths) -> Fitted:
     """The classifier given by a prototype alone."""
-    scaled = np.float32(strengths.kappa) * guide
+    scaled = np.float32(strengths.kappa) * prototype
     local = np.float32(strengths.query_local)
-    return Fitted(guide, (1 - local) * scaled, local * scaled, -strengths.kappa * strengths.offset)
+    return Fitted(prototype, (1 - local) * scaled, local * scaled, -strengths.kappa * strengths.offset)
 
 
-def prototype(
+def support_prototype(
     examples: Pictures, word: NDArray[np.float32] | None, trust: float, strengths: Strengths
 ) -> NDArray[np.float32]:
     """Attention-pooled examples plus the word, which counts less with more examples and with less trust."""
     count = len(examples.places)
     if word is None:
-        # without a guide all places count alike
-        return unit(examples.whole.sum(axis=0))
+        # without a query all places count alike
+        return unit(examples.means.sum(axis=0))
     if not count:
         return word
     visual = unit(examples.attend(np.float32(trust) * word, strengths.support_focus).sum(axis=0))

@@ -123,13 +123,13 @@ def _lacks_only_its_end(data: bytes) -> bool:
 def _has_every_scan(data: bytes) -> bool:
     """Whether the scans of a progressive JPEG contain every coefficient of every component to its last bit."""
     wanted, exact = set[tuple[int, int]](), set[tuple[int, int]]()
-    place = 2
-    while 0 <= (place := data.find(b"\xff", place)) < len(data) - 4:
-        marker, length = data[place + 1], int.from_bytes(data[place + 2 : place + 4], "big")
+    position = 2
+    while 0 <= (position := data.find(b"\xff", position)) < len(data) - 4:
+        marker, length = data[position + 1], int.from_bytes(data[position + 2 : position + 4], "big")
         if marker in {0x00, 0xFF} or 0xD0 <= marker <= 0xD7:  # within a scan: an escaped or fill byte, a restart marker
-            place += 1
+            position += 1
             continue
-        segment = data[place + 4 : place + 2 + length]
+        segment = data[position + 4 : position + 2 + length]
         if marker == 0xC2:  # the header of a progressive frame: its components
             wanted = {(segment[6 + 3 * number], each) for number in range(segment[5]) for each in range(64)}
         elif marker == 0xDA:  # a scan: components, first and last coefficient, bits still missing
@@ -137,7 +137,7 @@ def _has_every_scan(data: bytes) -> bool:
             if not bits & 0x0F:
                 names = segment[1 : 2 * segment[0] + 1 : 2]
                 exact |= {(name, each) for name in names for each in range(first, last + 1)}
-        place += 2 + length
+        position += 2 + length
     return wanted <= exact
 
 

@@ -59,8 +59,7 @@ def lower_priority() -> None:
     """Lowers this thread's priority below the network's threads, which wait for one another: one delay delays all."""
     if sys.platform == "linux" and hasattr(os, "setpriority"):  # where priorities are per thread
         thread = threading.get_native_id()
-        # relative to the present one: only root may raise a priority that was lowered before, as that of Ray's workers
-        # is
+        # relative to the present one: only root may raise a priority that was lowered before, as Ray's workers' is
         os.setpriority(os.PRIO_PROCESS, thread, min(os.getpriority(os.PRIO_PROCESS, thread) + 10, 19))
 
 

@@ -39,11 +39,11 @@ def read_cells(path: Path) -> list[tuple[int, dict[str, Any]]]:
     does not: then `labels` and `absent` are lists, which `split_labels` returns as they are.
     """
     text = _text(path)
-    header = re.split("[\r\n]", text, maxsplit=1)[0]
+    header = next((line[0] for line in re.finditer("[^\r\n]+", text) if not _precedes_header([line[0]])), "")
     delimiter = "\t" if is_tsv(path) else max(",;\t", key=lambda mark: _fitness(header, mark))
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
-        names = [name.strip() for name in next(reader, [])]
+        names = [name.strip() for name in next((row for row in reader if not _precedes_header(row)), [])]
         folder = _name_columns(path, names)
         rows = []
         for row in reader:
@@ -99,6 +99,11 @@ def decode_text(data: bytes) -> str:
 
 def is_tsv(path: Path) -> bool:
     return path.name.lower().removesuffix(".gz").endswith(".tsv")
+
+
+def _precedes_header(row: list[str]) -> bool:
+    """Whether a line is empty, or tells Excel the separator ("sep=;")."""
+    return not any(map(str.strip, row)) or row[0].startswith("sep=")
 
 
 def _fitness(header: str, delimiter: str) -> tuple[int, int]:

@@ -99,7 +99,9 @@ class Held:
     def scores(self) -> tuple[list[NDArray[np.float32]], list[NDArray[np.float32]]]:
         """Scores of each label's pictures with its own name, and with the wrong names, one column each."""
         plain = Strengths(**{**vars(STRENGTHS), "kappa": 1.0, "offset": 0.0})
-        every = core.Classifiers.of([core.prior(guide, plain) for guide in np.concatenate([self.guides, self.wrong])])
+        every = core.Classifiers.of(
+            [core.prototype_classifier(guide, plain) for guide in np.concatenate([self.guides, self.wrong])]
+        )
         found = every.logits(self.pictures.places, STRENGTHS)
         right = [found[shown, label] for label, shown in enumerate(self.targets.T)]
         return right, [found[shown, len(self.guides) :] for shown in self.targets.T]

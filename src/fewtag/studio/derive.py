@@ -15,7 +15,7 @@ from fewtag.studio.library import Library
 from fewtag.studio.log import Fold, Label
 from fewtag.studio.project import BANK, ExampleRow, Project
 from fewtag.studio.values import PAGE, UNTAUGHT
-from fewtag.tagger.bank import Bank, Definition, Example, FitSet, Quantised, Told, by_name, define
+from fewtag.tagger.bank import Annotation, Bank, Definition, Example, FitSet, Quantised, by_name, define
 from fewtag.tagger.bank_file import read_header, write_bank
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import Scorer
@@ -77,7 +77,9 @@ class Deriver:
     def _know(self, row: ExampleRow) -> None:
         codes = np.frombuffer(row.codes, np.int8).reshape(self.model.places, self.model.space.size)
         self._keys[row.picture] = row.pixels
-        self._plain[row.picture] = Example(Told(), Quantised(codes, np.frombuffer(row.scales, np.float32)), row.name)
+        self._plain[row.picture] = Example(
+            Annotation(), Quantised(codes, np.frombuffer(row.scales, np.float32)), row.name
+        )
 
     def bank(self, fold: Fold) -> Bank:
         """The bank with every label, and each picture with a yes or no that is learnt from; derived once per fold."""
@@ -88,16 +90,16 @@ class Deriver:
 
     def _derived(self, fold: Fold) -> Bank:
         definitions = {label.name: self._definition(label) for label in fold.labels.values()}
-        said: dict[str, Told] = {}
+        said: dict[str, Annotation] = {}
         chosen: dict[str, str] = {}
         keys: dict[str, str] = {}
         for picture, told in sorted(told_in(fold).items()):
             if (key := self.key(picture)) is None:
                 continue
             keys[picture] = key
-            before = said.get(key, Told())
+            before = said.get(key, Annotation())
             shown = before.labels | told.labels
-            said[key] = Told(shown, (before.absent | told.absent) - shown)
+            said[key] = Annotation(shown, (before.absent | told.absent) - shown)
             chosen.setdefault(key, picture)
         plain = {key: self._plain[chosen[key]] for key in sorted(said)}
         examples = {key: Example(said[key], each.features, each.name) for key, each in plain.items()}
@@ -129,7 +131,7 @@ class Deriver:
             places = None if row is None else self.library.features.places(row)
             if places is None:
                 return None
-            self._plain[picture] = Example.of(Told(), places, self._file_name(picture))
+            self._plain[picture] = Example.of(Annotation(), places, self._file_name(picture))
         return self._key(picture)
 
     def picture_of(self, fold: Fold) -> dict[str, str]:
@@ -182,7 +184,7 @@ class Deriver:
                 repr((name, each.kind, each.words, each.threshold, each.prior))
                 for name, each in bank.definitions.items()
             ),
-            *(repr((key, sorted(each.said.labels), sorted(each.said.absent))) for key, each in bank.examples.items()),
+            *(repr((key, sorted(each.labels), sorted(each.absent))) for key, each in bank.examples.items()),
         )
         if state == self._written and self.path.exists():
             return False
@@ -208,7 +210,7 @@ class Deriver:
         if not self.path.exists():
             return f"there is no {BANK}; it is made anew at the next change"
         on_disk = self._on_disk()
-        mine = {key: (sorted(each.said.labels), sorted(each.said.absent)) for key, each in bank.examples.items()}
+        mine = {key: (sorted(each.labels), sorted(each.absent)) for key, each in bank.examples.items()}
         if on_disk == mine:
             return ""
         return f"{BANK} holds {len(on_disk)} examples, the answers make {len(mine)}; it is made anew at the next change"
@@ -228,7 +230,7 @@ class Deriver:
         }
 
 
-def told_in(fold: Fold) -> dict[str, Told]:
+def told_in(fold: Fold) -> dict[str, Annotation]:
     """What is said about each picture by yes and no, without the answers from which nothing is to be learnt."""
     shown: dict[str, set[str]] = {}
     absent: dict[str, set[str]] = {}
@@ -237,6 +239,6 @@ def told_in(fold: Fold) -> dict[str, Told]:
             if said.source not in UNTAUGHT and said.answer != "unknown":
                 (shown if said.answer == "yes" else absent).setdefault(picture, set()).add(label.name)
     return {
-        picture: Told(frozenset(shown.get(picture, ())), frozenset(absent.get(picture, ())))
+        picture: Annotation(frozenset(shown.get(picture, ())), frozenset(absent.get(picture, ())))
         for picture in {*shown, *absent}
     }

@@ -49,7 +49,7 @@ class Heat:
             heat = heat_map(*self._explained(digest, label, check), size)
         else:
             scored = self._ranking.scored(label, np.array([row]))
-            heat = glance(places, scored.fitted.guide, float(scored.chances[row]), size)
+            heat = glance(places, scored.fitted.prototype, float(scored.chances[row]), size)
         return webp(layer(heat), quick=True)
 
     def explain(self, digest: str, label: str) -> Explanation:

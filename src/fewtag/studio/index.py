@@ -82,7 +82,7 @@ class Indexer:
         space = self._opened.enter_context(cached_places(model, cache))
         assert space is not None
         self.places: ArrayRows = space
-        self.wholes = space.cache.space("wholes", space.what, space.key, (model.space.size,), "float32")
+        self.wholes = space.cache.arrays("wholes", space.what, space.key, (model.space.size,), "float32")
         self._thread = threading.Thread(target=self._run, name="fewtag-indexer", daemon=True)
 
     def start(self) -> None:

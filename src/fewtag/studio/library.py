@@ -156,7 +156,9 @@ class Features:
 
     def _rough(self, fitted: Sequence[Fitted], first: int, count: int) -> NDArray[np.float32]:
         whole = self._whole[first:count]
-        return np.stack([whole @ (each.whole + each.focused) + np.float32(each.bias) for each in fitted])
+        return np.stack(
+            [whole @ (each.mean_weights + each.attended_weights) + np.float32(each.bias) for each in fitted]
+        )
 
     def exact(
         self, fitted: Sequence[Fitted], focus: float, rows: Rows, stop: Callable[[], bool] = lambda: False
@@ -172,8 +174,10 @@ class Features:
                 wide = self._buffer()[: len(some)]
                 for number, slot in enumerate(slots.tolist()):
                     np.copyto(wide[number], self._codes[slot])
-                looked = _focused(wide, self._scales[slots], self._lengths[slots], labels.guides, labels.focused, focus)
-                found[:, some] = (looked + self._whole[rows[some]] @ labels.whole.T + labels.bias).T
+                looked = _focused(
+                    wide, self._scales[slots], self._lengths[slots], labels.prototypes, labels.attended_weights, focus
+                )
+                found[:, some] = (looked + self._whole[rows[some]] @ labels.mean_weights.T + labels.bias).T
 
         for first in range(0, len(rows), _PIECE):
             if stop():

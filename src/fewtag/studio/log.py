@@ -117,7 +117,7 @@ class Fold:
         """A label by its name; raises MissingError if it is unknown."""
         from fewtag.tagger.bank import label_name  # imported here: it brings numpy, without which a project is opened
 
-        wanted = label_name(name)
+        wanted = name if self.get(name) else label_name(name)  # older projects have names that are refused now
         if (found := self.get(wanted)) is not None:
             return found
         known = nearest(wanted, [label.name for label in self.labels.values()])

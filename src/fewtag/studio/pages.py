@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.posterior import Fitted, Pictures, prior
+from fewtag.core.posterior import Fitted, Pictures, prototype_classifier
 from fewtag.errors import InputError
 from fewtag.studio import review as reviewing
 from fewtag.studio import values
@@ -183,7 +183,7 @@ class Pages:
         if places is None:
             raise InputError("the picture's features are not at hand; wait until it is indexed again")
         strengths = self._model.strengths
-        logits = features.logits([prior(box_guide(places, box), strengths)], strengths.query_focus)[0][0]
+        logits = features.logits([prototype_classifier(box_guide(places, box), strengths)], strengths.query_focus)[0][0]
         # back to the prototype's own score, between −1 and 1
         return logits[rows] / np.float32(strengths.kappa) + np.float32(strengths.offset)
 
@@ -268,8 +268,8 @@ class Pages:
         shown = Pictures.of(np.stack([bank.examples[key].places for key in keys]))
         mine = Pictures.of(places[None])
         local = np.float32(strengths.query_local)
-        ours, theirs = (each.attend(scored.fitted.guide, strengths.query_focus) for each in (mine, shown))
-        alike = (1 - local) * (shown.whole @ mine.whole[0]) + local * (theirs @ ours[0])
+        ours, theirs = (each.attend(scored.fitted.prototype, strengths.query_focus) for each in (mine, shown))
+        alike = (1 - local) * (shown.means @ mine.means[0]) + local * (theirs @ ours[0])
         best = np.argsort(-alike, kind="stable")[: _REASONS + 1].tolist()
         found = [
             values.Because(picture_of[keys[each]], round(float(alike[each]), 4))

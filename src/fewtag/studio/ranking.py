@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.calibration import Shares, estimate_shares, match_shares, sigmoid
+from fewtag.core.calibration import Priors, estimate_priors, match_priors, sigmoid
 from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError
 from fewtag.studio import review as reviewing
@@ -147,13 +147,13 @@ class Scores:
                 sample = rows[np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(np.int64)]
                 noes, coherence = np.array([[scored.fitted.noes], [scored.fitted.coherence]], np.float32)
                 evidence = calibration.evidence(scored.logits[sample, None], counts, noes, coherence)
-                found = estimate_shares(evidence, found)
+                found = estimate_priors(evidence, found)
             # what a person has confirmed is certainly there, if its files are
             confirmed = min(0.99, int(counts[0]) / int(self.library.alive.sum()))
             found = np.maximum(self._by_answers(bank, label, scored.fitted, found), confirmed)
         return round(float(found[0]), 6)
 
-    def _by_answers(self, bank: Bank, label: str, fitted: Fitted, share: Shares) -> Shares:
+    def _by_answers(self, bank: Bank, label: str, fitted: Fitted, share: Priors) -> Priors:
         """The share at which probabilities agree with the answers about the pictures that Review chose.
 
         Each picture is scored by the other answers only (leave-one-out). The pictures are no random sample, but
@@ -170,7 +170,7 @@ class Scores:
         noes = (fitted.noes - ~shown).astype(np.float32)
         evidence = calibration.evidence(fitted.left_out, count - shown, noes, fitted.coherence)[asked, None]
         steeper = calibration.steeper(np.array([count]), fitted.coherence)
-        return match_shares(evidence, steeper, share, shown=float(shown[asked].sum()))
+        return match_priors(evidence, steeper, share, shown=float(shown[asked].sum()))
 
     def _one_with(self, bank: Bank, keys: Sequence[str], count: int) -> list[int]:
         """The rows that are the same picture as one of the examples, whichever file they come from."""
@@ -179,7 +179,7 @@ class Scores:
             todo.setdefault(self._same.get(key, (0, []))[0], []).append(key)
         for checked, some in todo.items():
             if checked < count:  # all new rows in one product, so that the library is read once
-                seen = np.stack([bank.examples[key].seen[1] for key in some])
+                seen = np.stack([bank.examples[key].features.pooled.mean for key in some])
                 alike = self.library.features.whole[checked:count] @ seen.T > SAME
                 for key, column in zip(some, alike.T, strict=True):
                     rows = (np.flatnonzero(column) + checked).tolist()
@@ -300,7 +300,7 @@ class Ranking:
         """A scorer of the labels, with the shares of this library."""
         bank = self.bank()
         self.refresh(bank.classes)
-        return Scorer(bank, self.model, shares={label: each.share for label, each in list(self.scores.kept.items())})
+        return Scorer(bank, self.model, priors={label: each.share for label, each in list(self.scores.kept.items())})
 
     def tagged(
         self, digests: Sequence[str], scorer: Scorer | None, fold: Fold, confirmed_only: bool = False

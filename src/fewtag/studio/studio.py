@@ -258,7 +258,7 @@ class Studio:
 
     def rename(self, old: str, new: str, *, merge: bool = False) -> values.LabelRow:
         """Renames a label and those below it (`old` need not be a label); refuses a taken name, unless `merge`."""
-        wanted, former = path_name(new), path_name(old)
+        wanted, former = path_name(new), old if self._fold.get(old) else path_name(old)
         with self._one_change:
             known = {label.name: label.id for label in self._fold.labels.values()}
             names = renamed(sorted(known), former, wanted, merge=merge)

@@ -29,7 +29,7 @@ FOREIGN = 0.5
 """Factor on that prior for a word of another language, since it may be a pet's name as well ("Luna")."""
 COMPLETE, UNNAMED = 256, 64
 """The most other pictures in a fit: complete ones that do not name the label, and the rest, as weak negatives."""
-COMPARED = 64
+MOST_IMPOSTORS = 64
 """How many of those pictures a name is judged against: more barely change the result."""
 USUAL = 2
 """Pseudo-count, for calibration, of pictures with the model's mean coherence (chosen on validation labels)."""
@@ -44,8 +44,8 @@ class Definition:
     """The names that were looked up; for a name in another language, the name itself and its English meaning."""
     vector: NDArray[np.float32] | None = None
     """The label's word vector; None if it is learnt from pictures alone."""
-    guide: NDArray[np.float32] | None = None
-    """The prototype that the vector maps to; stored, so that examples can change without loading the word table."""
+    prototype: NDArray[np.float32] | None = None
+    """The vector's, one of the `guides` in files: stored, so that examples can change without loading the words."""
     explicit: bool = False
     """Whether a person defined the label: it then outlives its examples."""
     threshold: float | None = None
@@ -69,7 +69,7 @@ class Definition:
         return {"name": "its name", "vector": "a vector of its own", "none": "pictures only"}[self.kind]
 
 
-class Told(NamedTuple):
+class Annotation(NamedTuple):
     """What a person says about a picture: the labels that it shows, and those that it does not."""
 
     labels: frozenset[str] = frozenset()
@@ -79,6 +79,16 @@ class Told(NamedTuple):
 
     def __bool__(self) -> bool:
         return bool(self.labels or self.absent or self.complete)
+
+
+class Pooled(NamedTuple):
+    """What a fit needs of a picture besides its places."""
+
+    lengths: NDArray[np.float32]
+    """places: L2 norms"""
+    mean: NDArray[np.float32]
+    """space: the mean of the places, a unit vector"""
+    coherence: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,20 +110,17 @@ class Quantised:
         return self.codes.astype(np.float32) * self.scales[:, None]
 
     @cached_property
-    def seen(self) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
-        """The lengths of the places, the mean of the picture as a unit vector, and the picture's coherence.
-
-        They are cached, since every label's fit needs them.
-        """
+    def pooled(self) -> Pooled:
+        """Cached, since every label's fit needs it."""
         alone = Pictures.of(self.places[None])
-        return alone.lengths[0], alone.whole[0], float(alone.coherence()[0])
+        return Pooled(alone.lengths[0], alone.means[0], float(alone.coherence()[0]))
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
     """A picture and what was said about it."""
 
-    said: Told
+    annotation: Annotation
     features: Quantised
     name: str = ""
     """The picture's file name, without its folder."""
@@ -121,22 +128,30 @@ class Example:
     """A small copy in WebP; empty if no copies are to be kept."""
 
     @classmethod
-    def of(cls, said: Told, places: NDArray[np.float32], name: str = "", picture: bytes = b"") -> "Example":
-        return cls(said, Quantised.of(places), name, picture)
+    def of(cls, annotation: Annotation, places: NDArray[np.float32], name: str = "", picture: bytes = b"") -> "Example":
+        return cls(annotation, Quantised.of(places), name, picture)
+
+    @property
+    def labels(self) -> frozenset[str]:
+        return self.annotation.labels
+
+    @property
+    def absent(self) -> frozenset[str]:
+        return self.annotation.absent
+
+    @property
+    def complete(self) -> bool:
+        return self.annotation.complete
 
     @property
     def places(self) -> NDArray[np.float32]:
         return self.features.places
 
-    @property
-    def seen(self) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
-        return self.features.seen
-
-    def told(self, more: Told) -> "Example":
+    def annotated(self, more: Annotation) -> "Example":
         """The example with more said about it; for each label the latest statement counts."""
-        shown, absent, complete = self.said
+        shown, absent, complete = self.annotation
         shown, absent = (shown - more.absent) | more.labels, (absent - more.labels) | more.absent
-        return replace(self, said=Told(shown, absent, complete or more.complete))
+        return replace(self, annotation=Annotation(shown, absent, complete or more.complete))
 
 
 class FitSet(NamedTuple):
@@ -155,7 +170,8 @@ class CachedFit(NamedTuple):
     """A classifier and what it was fitted to; the latter is omitted if it belongs to this very bank."""
 
     classifier: Fitted
-    guide: NDArray[np.float32] | None = None
+    prototype: NDArray[np.float32] | None = None
+    """That of the label's definition."""
     fit_set: FitSet | None = None
 
 
@@ -164,7 +180,7 @@ class Bank:
     """Definitions by label and examples by digest, both sorted, and what is derived from them.
 
     A label's classifier is a function of its definition and of some of the examples. It is fitted when first needed,
-    and carried over from the previous bank if neither changed.
+    and carried over from the previous bank if neither changed. That memo, `fits`, is all of a bank that ever changes.
     """
 
     definitions: Mapping[str, Definition] = field(default_factory=dict)
@@ -189,7 +205,7 @@ class Bank:
     def _by_label(self, side: Literal["labels", "absent"]) -> Mapping[str, tuple[str, ...]]:
         found: dict[str, list[str]] = {label: [] for label in self.definitions}
         for key, example in self.examples.items():
-            for label in getattr(example.said, side):
+            for label in getattr(example, side):
                 found[label].append(key)
         return {label: tuple(keys) for label, keys in found.items()}
 
@@ -206,11 +222,11 @@ class Bank:
 
     def classifier(self, model: "Model", label: str) -> Fitted:
         """A label's classifier, fitted if need be."""
-        fit, guide = self.fits.get(label), self.definitions[label].guide
+        fit, prototype = self.fits.get(label), self.definitions[label].prototype
         if fit is None or (fit.fit_set is not None and label not in self._checked):
             fit_set = self.fit_set(label)
-            if fit is None or fit.guide is not guide or fit.fit_set != fit_set:
-                fit = self.fits[label] = CachedFit(self._fit(model, label, fit_set), guide, fit_set)
+            if fit is None or fit.prototype is not prototype or fit.fit_set != fit_set:
+                fit = self.fits[label] = CachedFit(self._fit(model, label, fit_set), prototype, fit_set)
             self._checked.add(label)
         return fit.classifier
 
@@ -224,20 +240,19 @@ class Bank:
         places = np.empty((len(chosen), model.places, space), np.float32)
         for row, example in zip(places, chosen, strict=True):
             row[:] = example.places
-        lengths = np.array([each.seen[0] for each in chosen], np.float32).reshape(places.shape[:2])
-        whole = np.array([each.seen[1] for each in chosen], np.float32).reshape(len(chosen), space)
+        lengths = np.array([each.features.pooled.lengths for each in chosen], np.float32).reshape(places.shape[:2])
+        means = np.array([each.features.pooled.mean for each in chosen], np.float32).reshape(len(chosen), space)
         evidence = replace(model.evidence, prior=OTHER + definition.thing * (THING - OTHER))
-        pictures, meant = Pictures(places, lengths, whole), definition.guide
-        # not against refused examples: people are asked about pictures that look like the label more often than others
-        # do
-        compared = np.zeros(len(chosen), np.bool_)
-        compared[len(fit_set.yes) + len(fit_set.no) :][:COMPARED] = True
+        pictures, meant = Pictures(places, lengths, means), definition.prototype
+        # not against refused examples: people are asked more often about pictures that look like the label
+        impostors = np.zeros(len(chosen), np.bool_)
+        impostors[len(fit_set.yes) + len(fit_set.no) :][:MOST_IMPOSTORS] = True
         fitted = fit_label(
-            pictures, shown, weights, meant, model.strengths, evidence, compared, leave_out=self.leave_out
+            pictures, shown, weights, meant, model.strengths, evidence, impostors, leave_out=self.leave_out
         )
         # the stand-ins of a bank without examples have the same vector at every place, so their coherence means nothing
-        told = [each.seen[2] for each in chosen if each.seen[2] < 0.999]
-        coherence = (sum(told) + USUAL * model.calibration.coherence) / (len(told) + USUAL)
+        known = [found for each in chosen if (found := each.features.pooled.coherence) < 0.999]
+        coherence = (sum(known) + USUAL * model.calibration.coherence) / (len(known) + USUAL)
         return fitted._replace(coherence=float(np.float32(coherence)))  # in the precision of a bank file
 
     def fit_set(self, label: str) -> FitSet:
@@ -266,7 +281,7 @@ class Bank:
 
     @cached_property
     def _complete(self) -> NDArray[np.bool_]:
-        return np.array([each.said.complete for each in self.examples.values()], np.bool_)
+        return np.array([each.complete for each in self.examples.values()], np.bool_)
 
     @cached_property
     def _lots(self) -> NDArray[np.uint64]:
@@ -280,7 +295,7 @@ class Bank:
 
     def speaking_of(self, label: str) -> tuple[str, ...]:
         """The digests of the examples that show a label, followed by those that do not."""
-        silent = (key for key, each in self.examples.items() if each.said.complete and label not in each.said.labels)
+        silent = (key for key, each in self.examples.items() if each.complete and label not in each.labels)
         return tuple(dict.fromkeys((*self.members[label], *self.refused[label], *silent)))
 
     def called(self, label: str, example: str | int) -> list[str]:
@@ -300,9 +315,13 @@ class Bank:
             raise InputError(f"{len(found)} pictures that speak of label {label!r} are called {example!r}; give {ways}")
         return found
 
+    def spelt(self, label: object) -> str:
+        """A known label's name as it is, since older banks have names that are refused now; any other normalised."""
+        return label if isinstance(label, str) and label in self.definitions else label_name(label)
+
     def find(self, label: object) -> str:
         """A label by its name; raises MissingError if it is unknown."""
-        name = label_name(label)
+        name = self.spelt(label)
         if name not in self.definitions:
             raise MissingError(f"there is no label {name!r}; {nearest(name, self.definitions)}")
         return name
@@ -311,10 +330,12 @@ class Bank:
         """The definitions that stay whatever is learnt now; if `afresh`, only those that a person gave."""
         return {label: each for label, each in self.definitions.items() if each.explicit or not afresh}
 
-    def definitions_of_absent(self, told: Sequence[Told], names: Sequence[str], afresh: bool) -> dict[str, Definition]:
+    def absent_definitions(
+        self, said: Sequence[Annotation], names: Sequence[str], afresh: bool
+    ) -> dict[str, Definition]:
         """Definitions of labels that are only said to be absent; an unknown one is taken for a typo, and refused."""
         known = self.definitions_to_keep(afresh)
-        wanted = sorted(frozenset().union(*(each.absent for each in told)) - set(names))
+        wanted = sorted(frozenset().union(*(each.absent for each in said)) - set(names))
         for label in wanted:
             if label not in known:
                 hint = nearest(label, {*known, *names})
@@ -324,7 +345,7 @@ class Bank:
     def learn(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example], afresh: bool) -> "Bank":
         """The bank with these examples added; statements about known pictures are merged. `afresh` drops all others."""
         known: dict[str, Example] = {} if afresh else dict(self.examples)
-        known |= {key: known[key].told(each.said) if key in known else each for key, each in examples.items()}
+        known |= {key: known[key].annotated(new.annotation) if key in known else new for key, new in examples.items()}
         return self._change({**definitions, **self.definitions_to_keep(afresh)}, known)
 
     def define(self, label: str, definition: Definition) -> "Bank":
@@ -347,10 +368,10 @@ class Bank:
             keys = (*self.members.get(label, ()), *self.refused.get(label, ()))
         for key in keys:
             if example := examples.get(key):
-                shown, absent, complete = example.said
+                shown, absent, complete = example.annotation
                 if complete and (shown | absent) - {label}:
                     absent |= set(self.definitions) - shown
-                examples[key] = replace(example, said=Told(shown - {label}, absent - {label}))
+                examples[key] = replace(example, annotation=Annotation(shown - {label}, absent - {label}))
         return self._change(definitions, examples)
 
     def rename(self, names: Mapping[str, str], meanings: Mapping[str, Definition]) -> "Bank":
@@ -366,9 +387,9 @@ class Bank:
                 definitions.setdefault(new, kept)
         examples = dict(self.examples)
         for key, each in self.examples.items():
-            shown, absent = (frozenset(names.get(label, label) for label in told) for told in each.said[:2])
+            shown, absent = (frozenset(names.get(label, label) for label in side) for side in each.annotation[:2])
             # a picture that shows one of two merged labels shows the result
-            examples[key] = replace(each, said=Told(shown, absent - shown, each.said.complete))
+            examples[key] = replace(each, annotation=Annotation(shown, absent - shown, each.complete))
         return self._change(definitions, examples)
 
     def set(self, values: Mapping[str, Mapping[str, Any]]) -> "Bank":
@@ -378,14 +399,14 @@ class Bank:
 
     def _change(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example]) -> "Bank":
         """A new bank of these; a label that nobody defined is dropped with its last example."""
-        named = {label for example in examples.values() for label in (*example.said.labels, *example.said.absent)}
+        named = {label for example in examples.values() for label in (*example.labels, *example.absent)}
         kept = {label: each for label, each in sorted(definitions.items()) if each.explicit or label in named}
         # sorted, so that the order of learning leaves no trace, not even in the last bit of a sum
-        spoken = {key: each for key, each in sorted(examples.items()) if each.said}
+        spoken = {key: each for key, each in sorted(examples.items()) if each.annotation}
         fits = {
             label: each
             if each.fit_set is not None
-            else CachedFit(each.classifier, self.definitions[label].guide, self.fit_set(label))
+            else CachedFit(each.classifier, self.definitions[label].prototype, self.fit_set(label))
             for label, each in list(self.fits.items())  # a copy: another thread may be adding fits
             if label in kept
         }
@@ -409,11 +430,11 @@ def by_name(name: str, model: "Model", *, explicit: bool = False) -> Definition 
     if words[-1] not in model.words:
         return None
     vector, thing = model.words.vector(words[-1]), names_a_thing(words[-1])
-    guide = model.word_prototypes(vector[None])[0]
-    return Definition("name", words, vector, guide, explicit, thing=thing if len(words) == 1 else FOREIGN * thing)
+    prototype = model.word_prototypes(vector[None])[0]
+    return Definition("name", words, vector, prototype, explicit, thing=thing if len(words) == 1 else FOREIGN * thing)
 
 
-def by_names_or_none(names: Collection[str], model: "Model") -> dict[str, Definition]:
+def by_names(names: Collection[str], model: "Model") -> dict[str, Definition]:
     """Definitions by name; unknown names are learnt from pictures alone, with one warning for all of them."""
     found = {name: by_name(name, model) for name in names}
     if silent := [name for name, meaning in found.items() if meaning is None]:
@@ -467,8 +488,8 @@ def define(
         meaning = np.stack(known).mean(axis=0)
     else:
         raise InputError(f"label {name!r} is like nothing; name at least one known word")
-    guide = model.word_prototypes(meaning[None])[0]
-    return Definition("like" if alike else "vector", alike, meaning, guide, explicit=True, thing=1.0)
+    prototype = model.word_prototypes(meaning[None])[0]
+    return Definition("like" if alike else "vector", alike, meaning, prototype, explicit=True, thing=1.0)
 
 
 def _own_vector(name: str, vector: object, model: "Model") -> NDArray[np.float32]:
@@ -486,7 +507,7 @@ def _own_vector(name: str, vector: object, model: "Model") -> NDArray[np.float32
     return numbers
 
 
-def told_of(labels: object, absent: object | None, complete: bool, *, one: bool = False) -> list[Told]:
+def annotations_of(labels: object, absent: object | None, complete: bool, *, one: bool = False) -> list[Annotation]:
     """What is said about each picture; a bare string is one name. For `one` picture names need not be nested."""
     shown = _name_sets(labels, "labels", one)
     missing = [frozenset[str]()] * len(shown) if absent is None else _name_sets(absent, "absent labels", one)
@@ -494,17 +515,17 @@ def told_of(labels: object, absent: object | None, complete: bool, *, one: bool 
         raise InputError(f"labels are given for {len(shown)} pictures and absent ones for {len(missing)}; give as many")
     if not isinstance(complete, bool | np.bool_):
         raise InputError(f"complete is {complete!r}; give True or False, which holds for every picture of the call")
-    told = [Told(*each, bool(complete)) for each in zip(shown, missing, strict=True)]
-    for number, each in enumerate(told, 1):
-        check_told(each, f"image number {number}")
-    return told
+    annotations = [Annotation(*each, bool(complete)) for each in zip(shown, missing, strict=True)]
+    for number, each in enumerate(annotations, 1):
+        check_annotation(each, f"image number {number}")
+    return annotations
 
 
-def check_told(said: Told, image: str) -> None:
+def check_annotation(annotation: Annotation, image: str) -> None:
     """Refuses a statement that says nothing, or both yes and no about a label."""
-    if not said:
+    if not annotation:
         raise InputError(f"{image} has no label; name one thing it shows or does not show, or leave it out")
-    if both := sorted(said.labels & said.absent):
+    if both := sorted(annotation.labels & annotation.absent):
         raise InputError(f"{image} is said to show {both[0]!r} and not to show it; take one of the two away")
 
 
@@ -528,7 +549,13 @@ def _name_sets(names: object, what: str, one: bool) -> list[frozenset[str]]:
     return found
 
 
-def is_share(value: object) -> bool:
+def check_threshold(threshold: object) -> None:
+    """Refuses what is neither a probability nor None."""
+    if threshold is not None and not is_probability(threshold):
+        raise InputError(f"the threshold is {threshold!r}; give one from 0 to 1, or none to take each label's own")
+
+
+def is_probability(value: object) -> bool:
     """Whether a value is a number from 0 to 1, of any numeric library."""
     return isinstance(value, Real) and 0 <= float(value) <= 1
 
@@ -559,6 +586,8 @@ def label_name(name: object, where: str = "") -> str:
         raise InputError(f"a label{where} is empty; give it a name")
     if not cleaned.isascii() and cleaned.encode(errors="replace").decode() != cleaned:  # a folder in Latin 1, say
         raise InputError(f"label {cleaned!r}{where} is no text that could be written; name it otherwise")
+    if not cleaned.isprintable() and any(unicodedata.category(letter) == "Cc" for letter in cleaned):
+        raise InputError(f"label {cleaned!r}{where} has a control character, which others could not read; take it out")
     if ";" in cleaned:
         raise InputError(f'label {cleaned!r} contains ";", which separates labels in tables; name it otherwise')
     if cleaned.startswith("!"):

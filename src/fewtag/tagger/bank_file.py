@@ -18,7 +18,7 @@ import fewtag
 from fewtag import files
 from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError, plural
-from fewtag.tagger.bank import Bank, CachedFit, Definition, Example, Kind, Quantised, Told
+from fewtag.tagger.bank import Annotation, Bank, CachedFit, Definition, Example, Kind, Quantised
 
 if TYPE_CHECKING:
     from fewtag.tagger.model import Model
@@ -82,9 +82,9 @@ def write_bank(path: Path, bank: Bank, model: "Model", thresholds: Mapping[str, 
     examples = [
         {
             "digest": key,
-            "labels": sorted(column[label] for label in example.said.labels),
-            "absent": sorted(column[label] for label in example.said.absent),
-            "complete": example.said.complete,
+            "labels": sorted(column[label] for label in example.labels),
+            "absent": sorted(column[label] for label in example.absent),
+            "complete": example.complete,
             "name": example.name,
             "bytes": len(example.picture),
         }
@@ -100,7 +100,7 @@ def write_bank(path: Path, bank: Bank, model: "Model", thresholds: Mapping[str, 
     files.write_arrays(path, KIND, header, _arrays(bank, model))
 
 
-def prototypes(bank: Bank, model: "Model") -> Bank:
+def without_examples(bank: Bank, model: "Model") -> Bank:
     """A copy with the same classifiers but no pictures, to be shared.
 
     Each label's examples are replaced by as many stand-ins, with the pictures' mean at every place, which calibration
@@ -109,8 +109,8 @@ def prototypes(bank: Bank, model: "Model") -> Bank:
     examples = {}
     for label, keys in bank.members.items():
         if keys:
-            mean = np.mean([bank.examples[key].seen[1] for key in keys], axis=0, dtype=np.float32)
-            stand_in = Example.of(Told(frozenset([label])), np.tile(mean, (model.places, 1)))
+            mean = np.mean([bank.examples[key].features.pooled.mean for key in keys], axis=0, dtype=np.float32)
+            stand_in = Example.of(Annotation(frozenset([label])), np.tile(mean, (model.places, 1)))
             for number in range(len(keys)):
                 examples[_stand_in(number, label)] = stand_in
     fits = {label: CachedFit(bank.classifier(model, label)) for label in bank.classes}
@@ -126,10 +126,10 @@ def _arrays(bank: Bank, model: "Model") -> dict[str, NDArray[Any]]:
     fitted = [bank.classifier(model, label) for label in bank.classes]
     rows: dict[str, list[NDArray[Any]]] = {
         "words": [each.vector for each in bank.definitions.values() if each.vector is not None],
-        "guides": [each.guide for each in bank.definitions.values() if each.guide is not None],
-        "prototypes": [each.guide for each in fitted],
-        "whole": [each.whole for each in fitted],
-        "focused": [each.focused for each in fitted],
+        "guides": [each.prototype for each in bank.definitions.values() if each.prototype is not None],
+        "prototypes": [each.prototype for each in fitted],
+        "whole": [each.mean_weights for each in fitted],
+        "focused": [each.attended_weights for each in fitted],
         "bias": [np.array([each.bias, each.trust, each.noes, each.coherence], np.float32) for each in fitted],
         "codes": [example.features.codes for example in bank.examples.values()],
         "scales": [example.features.scales for example in bank.examples.values()],
@@ -260,7 +260,7 @@ def _examples(header: dict[str, Any], arrays: dict[str, NDArray[Any]], names: li
         shown, absent = (frozenset(names[number] for number in facts.get(side, ())) for side in ("labels", "absent"))
         if shown & absent:
             raise ValueError("an example both shows a label and does not")
-        said = Told(shown, absent, facts.get("complete", False))
+        said = Annotation(shown, absent, facts.get("complete", False))
         examples[facts["digest"]] = Example(said, Quantised(places, scale), str(facts["name"]), pictures[first:after])
         first = after
     if first != len(pictures):

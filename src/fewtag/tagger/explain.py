@@ -59,13 +59,13 @@ def heat_map(logits: NDArray[np.floating], chance: float, size: tuple[int, int])
     return stretch(np.float32(chance) * lost / max(float(lost.max()), FAINT), size)
 
 
-def glance(places: NDArray[np.float32], guide: NDArray[np.float32], chance: float, size: tuple[int, int]) -> Heat:
+def glance(places: NDArray[np.float32], prototype: NDArray[np.float32], chance: float, size: tuple[int, int]) -> Heat:
     """A quick heat-map on the scale of `heat_map`: the cosine of each place with the label's prototype.
 
     It needs no pass of the network, and tells which of several pictures shows the label as well as hiding parts does;
     but within a picture, places around a thing light up with it.
     """
-    alike = places @ guide / np.maximum(np.linalg.norm(places, axis=1), 1e-12)
+    alike = places @ prototype / np.maximum(np.linalg.norm(places, axis=1), 1e-12)
     alike = (alike - alike.min()) / max(float(np.ptp(alike)), 1e-6)
     return stretch(np.float32(chance) * alike.reshape(math.isqrt(len(alike)), -1), size)
 

@@ -166,9 +166,9 @@ def label_table(tagger: Tagger) -> Table:
     classifiers = scorer.classifiers
     return {
         "names": np.array(scorer.labels),
-        "prototypes": classifiers.guides,
-        "whole": classifiers.whole,
-        "focused": classifiers.focused,
+        "prototypes": classifiers.prototypes,
+        "whole": classifiers.mean_weights,
+        "focused": classifiers.attended_weights,
         "slopes": scorer.slopes,
         "offsets": scorer.offsets + scorer.slopes * classifiers.bias,
         "thresholds": scorer.thresholds,

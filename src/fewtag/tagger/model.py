@@ -136,8 +136,8 @@ def load_model(
     else:
         given = Path(source)
         ended = f"{given.name or given.resolve().name}.safetensors"
-        places = [given, given.parent / ended, given / ended]
-        found = next((place for place in places if place.is_file()), None)
+        candidates = [given, given.parent / ended, given / ended]
+        found = next((path for path in candidates if path.is_file()), None)
         if found is None:
             raise InputError(f"there is no model {source!r}; {nearest(source, SHIPPED)}, or give the path of one")
         name, source, path = found.stem, str(found.resolve()), found

@@ -14,14 +14,24 @@ from numpy.typing import NDArray
 from PIL import __version__ as pillow_version
 
 from fewtag.cache import ArrayRows, Cache, content_digest
-from fewtag.core.calibration import estimate_shares, log_odds, match_shares, sigmoid
+from fewtag.core.calibration import estimate_priors, log_odds, match_priors, sigmoid, steepness
 from fewtag.core.posterior import Classifiers, Places, unit
 from fewtag.errors import InputError, plural, warn
 from fewtag.files import digest
 from fewtag.pictures.decode import DECODING, Decoded, Square, decode, pixel_digest, squash, squash_bytes, thumbnail
 from fewtag.pictures.files import as_text, encoded_bytes, file_name, open_image, several
 from fewtag.pictures.prefetch import batches, prefetch
-from fewtag.tagger.bank import Bank, Definition, Example, Told, by_names_or_none, check_told, define, is_share, words_of
+from fewtag.tagger.bank import (
+    Annotation,
+    Bank,
+    Definition,
+    Example,
+    by_names,
+    check_annotation,
+    check_threshold,
+    define,
+    words_of,
+)
 from fewtag.tagger.model import Model
 
 BATCH = 32
@@ -59,37 +69,35 @@ class Item(NamedTuple):
 class Scorer:
     """A snapshot of a bank's labels, ready to score; later teaching does not change it.
 
-    `threshold` replaces each label's own; `shares` are the shares of pictures that show labels, where the bank has none
-    of its own.
+    `threshold` replaces each label's own; `priors` are for labels for which the bank has none of its own.
     """
 
     def __init__(
-        self, bank: Bank, model: Model, threshold: float | None = None, shares: Mapping[str, float] | None = None
+        self, bank: Bank, model: Model, threshold: float | None = None, priors: Mapping[str, float] | None = None
     ):
         if not bank.classes:
             raise InputError("no label is known yet; learn one from a picture, or define one by its name")
-        if threshold is not None and not is_share(threshold):
-            raise InputError(f"the threshold is {threshold!r}; give one from 0 to 1, or None for each label's own")
+        check_threshold(threshold)
         self.labels = bank.classes
         self.counts, fitted = bank.counts, [bank.classifier(model, label) for label in bank.classes]
         self.classifiers, self._strengths = Classifiers.of(fitted), model.strengths
         calibration, own = model.calibration, [bank.definitions[label] for label in bank.classes]
-        usual = [(shares or {}).get(label, calibration.share) for label in bank.classes]
+        usual = [(priors or {}).get(label, calibration.share) for label in bank.classes]
         given = [each.prior if each.prior is not None else other for each, other in zip(own, usual, strict=True)]
-        self.shares = np.array(given, np.float32)
+        self.priors = np.array(given, np.float32)
         noes, coherence = np.array([[each.noes, each.coherence] for each in fitted], np.float32).T
         self.steeper = calibration.steeper(self.counts, coherence)
-        self.slopes, self.offsets = calibration.curves(self.counts, noes, self.shares, coherence)
-        self.thresholds = calibration.threshold(self.counts, self.shares)
+        self.slopes, self.offsets = calibration.curves(self.counts, noes, self.priors, coherence)
+        self.thresholds = calibration.threshold(self.counts, self.priors)
         for column, each in enumerate(own):
             if threshold is not None or each.threshold is not None:
                 self.thresholds[column] = threshold if threshold is not None else each.threshold
-        refused = [each for each in bank.examples.values() if each.said.absent]
-        self._refused = np.array([each.seen[1] for each in refused], np.float32)
+        refused = [each for each in bank.examples.values() if each.absent]
+        self._refused = np.array([each.features.pooled.mean for each in refused], np.float32)
         self._absent = np.zeros((len(refused), len(bank.classes)), np.bool_)
         column_of = {label: column for column, label in enumerate(bank.classes)}
         for row, example in zip(self._absent, refused, strict=True):
-            row[[column_of[label] for label in example.said.absent if label in column_of]] = True
+            row[[column_of[label] for label in example.absent if label in column_of]] = True
 
     def logits(self, places: Places) -> NDArray[np.float32]:
         """Calibrated log-odds, images × labels."""
@@ -137,8 +145,8 @@ def cached_places(model: Model, folder: str | os.PathLike[str] | None) -> Iterat
     what = f"model {model.name}: {network.get('name', 'network')}, {model.size} × {model.size} pixels"
     decoders = pillow_version, _heif_version(), str(DECODING)
     key = digest(model.space_key, model.network.likely_device, *decoders)
-    with Cache(Path(folder)) as cache:
-        yield cache.space("places", what, key, (model.places, *model.space.basis.shape[1:]), "float16")
+    with Cache(Path(folder)) as opened:
+        yield opened.arrays("places", what, key, (model.places, *model.space.basis.shape[1:]), "float16")
 
 
 def _heif_version() -> str:
@@ -167,7 +175,7 @@ def tag_stream(
     *,
     batch: int = BATCH,
     scores: bool = True,
-    space: ArrayRows | None = None,
+    cache: ArrayRows | None = None,
     loaders: int | None = None,
 ) -> Iterator[list[Tagged]]:
     """Rows in the order of the items, a batch at a time; the next batches are read while the network works on this one.
@@ -177,18 +185,18 @@ def tag_stream(
     """
 
     def tag(reads: Sequence[Read]) -> list[Tagged]:
-        return tag_reads(model, scorer, reads, space, scores=scores)
+        return tag_reads(model, scorer, reads, cache, scores=scores)
 
     # two batches at once: a core that is done with one goes on with the next, and none waits for scoring and cache
-    return prefetch(tag, read_ahead(model, items, batch, space, loaders), 1, threads=2, give_way=False)
+    return prefetch(tag, read_ahead(model, items, batch, cache, loaders), 1, threads=2, give_way=False)
 
 
 def tag_reads(
-    model: Model, scorer: Scorer, reads: Sequence[Read], space: ArrayRows | None, *, scores: bool = True
+    model: Model, scorer: Scorer, reads: Sequence[Read], cache: ArrayRows | None, *, scores: bool = True
 ) -> list[Tagged]:
     """The rows of a batch."""
     good = [read for read in reads if not read.failure]
-    places = places_of(model, good, space) if good else np.empty((0, model.places, model.space.size), np.float32)
+    places = places_of(model, good, cache) if good else np.empty((0, model.places, model.space.size), np.float32)
     probabilities = scorer.probabilities(places)
     every = scorer.scores(probabilities) if scores else [{}] * len(good)
     given = zip(scorer.tags(probabilities), every, strict=True)
@@ -201,46 +209,48 @@ def tag_reads(
 
 
 def encode_stream(
-    model: Model, items: Iterable[Item], *, batch: int = BATCH, space: ArrayRows | None = None, skip_bad: bool = False
+    model: Model, items: Iterable[Item], *, batch: int = BATCH, cache: ArrayRows | None = None, skip_bad: bool = False
 ) -> Iterator[Places]:
     """The pictures' places, a batch at a time; a picture that cannot be read raises InputError, or is skipped."""
-    for reads in read_ahead(model, items, batch, space):
+    for reads in read_ahead(model, items, batch, cache):
         good = [read for read in reads if not read.failure]
         if len(good) < len(reads) and not skip_bad:
             raise InputError(next(read.failure for read in reads if read.failure))
         if good:
-            yield places_of(model, good, space)
+            yield places_of(model, good, cache)
 
 
-def estimate_priors(
+def priors_by_sample(
     scorer: Scorer, places: Iterable[Places], said: float | None = None
 ) -> tuple[dict[str, float], int]:
     """The estimated share of pictures like these that show each label, and how many pictures there were.
 
     If a share is `said`, each label gets the prior under which these pictures' mean probability equals it.
     """
-    evidence = [scorer.logits(batch) - log_odds(scorer.shares) for batch in places]
+    # without the steepness, which is that of the priors assumed so far
+    steep = steepness(scorer.steeper, scorer.priors)
+    evidence = [(scorer.logits(batch) - log_odds(scorer.priors)) / steep for batch in places]
     if not evidence:
         return {}, 0
     every = np.concatenate(evidence)
     if said is None:
-        found = estimate_shares(every, scorer.shares)
+        found = estimate_priors(every, scorer.priors)
     else:
-        found = match_shares(every, scorer.steeper, np.full(len(scorer.labels), said, np.float32))
+        found = match_priors(every, scorer.steeper, np.full(len(scorer.labels), said, np.float32))
     return dict(zip(scorer.labels, found.tolist(), strict=True)), sum(map(len, evidence))
 
 
 def read_ahead(
-    model: Model, items: Iterable[Item], batch: int, space: ArrayRows | None = None, loaders: int | None = None
+    model: Model, items: Iterable[Item], batch: int, cache: ArrayRows | None = None, loaders: int | None = None
 ) -> Iterator[Sequence[Read]]:
     """Batches of pictures prepared by reading threads; encoded ones are looked up in the cache first."""
     group = min(GROUP, batch)
     ahead = 2 * batch // group
     if loaders is None:
-        groups = prefetch(lambda some: _read(map(_load, some), model.size, space), batches(iter(items), group), ahead)
+        groups = prefetch(lambda some: _read(map(_load, some), model.size, cache), batches(iter(items), group), ahead)
     else:
         loaded = prefetch(_load, items, 2 * loaders, loaders)
-        groups = prefetch(lambda some: _read(some, model.size, space), batches(loaded, group), ahead)
+        groups = prefetch(lambda some: _read(some, model.size, cache), batches(loaded, group), ahead)
     return batches((read for some in groups for read in some), batch)
 
 
@@ -257,12 +267,12 @@ def _load(item: Item) -> Item:
         return Item(name, error)
 
 
-def _read(some: Iterable[Item], size: int, space: ArrayRows | None) -> list[Read]:
+def _read(some: Iterable[Item], size: int, cache: ArrayRows | None) -> list[Read]:
     """Prepares a group of pictures, with one cache lookup for all: several keys take as long as one."""
     loaded = deque(some)
-    keys = [content_digest(image) if space is not None and isinstance(image, bytes) else None for _, image in loaded]
+    keys = [content_digest(image) if cache is not None and isinstance(image, bytes) else None for _, image in loaded]
     asked = [key for key in keys if key is not None]
-    known = dict(zip(asked, space.get_many(asked), strict=True)) if space is not None and asked else {}
+    known = dict(zip(asked, cache.get_many(asked), strict=True)) if cache is not None and asked else {}
     reads = []
     for key in keys:
         name, image = loaded.popleft()  # so that the encoded bytes of a decoded picture are freed
@@ -286,15 +296,15 @@ def _pixels(image: object, name: str, size: int) -> Square:
     return squash(open_image(image, name), size)
 
 
-def places_of(model: Model, reads: Sequence[Read], space: ArrayRows | None) -> Places:
+def places_of(model: Model, reads: Sequence[Read], cache: ArrayRows | None) -> Places:
     """The pictures' places, from the cache, or by the network and then stored; the numbers are the same either way."""
     fresh = [read for read in reads if read.pixels is not None]
     if not fresh:
         return widen(np.stack([read.places for read in reads if read.places is not None]))
     encoded = model.encode([read.pixels for read in fresh if read.pixels is not None])
-    if space is not None:
+    if cache is not None:
         keys = {number: key for number, read in enumerate(fresh) if (key := read.digest) is not None}
-        space.put_many(list(keys.values()), encoded[list(keys)].astype(np.float16))
+        cache.put_many(list(keys.values()), encoded[list(keys)].astype(np.float16))
     rows = iter(encoded)
     return np.stack([next(rows) if read.places is None else widen(read.places) for read in reads])
 
@@ -320,7 +330,7 @@ def items_of(images: object) -> Iterator[Item]:
 def encode_examples(
     model: Model,
     images: Iterable[object],
-    told: Sequence[Told],
+    annotations: Sequence[Annotation],
     known: Mapping[str, Example],
     keep_pictures: bool,
     on_error: Callable[[InputError], None] | None = None,
@@ -343,39 +353,39 @@ def encode_examples(
             return error
 
     if isinstance(images, Sized):
-        same_length(len(images), len(told))
+        same_length(len(images), len(annotations))
     encoded: dict[str, Example] = {}
-    now: dict[str, Told] = {}
+    now: dict[str, Annotation] = {}
     # one picture more than there are labels is enough to detect a mismatch
-    numbered = itertools.islice(enumerate(images, 1), len(told) + 1)
-    each_told, count = iter(told), 0
+    numbered = itertools.islice(enumerate(images, 1), len(annotations) + 1)
+    annotation_of, count = iter(annotations), 0
     for group in batches(prefetch(read, numbered, BATCH), BATCH):
         count += len(group)
         fresh: dict[str, Decoded] = {}
-        for each, said in zip(group, each_told, strict=False):
+        for each, more in zip(group, annotation_of, strict=False):
             if isinstance(each, InputError):
                 assert on_error is not None
                 on_error(each)
                 continue
             # given twice in one call, as in the folders of two labels: it shows what both say
-            before = now.get(each.key, Told())
-            now[each.key] = Told(
-                before.labels | said.labels, before.absent | said.absent, before.complete or said.complete
+            before = now.get(each.key, Annotation())
+            now[each.key] = Annotation(
+                before.labels | more.labels, before.absent | more.absent, before.complete or more.complete
             )
-            check_told(now[each.key], each.name or "a picture that is given twice")
+            check_annotation(now[each.key], each.name or "a picture that is given twice")
             if each.key not in known and each.key not in encoded:
                 fresh[each.key] = each
         if fresh:
             places = model.encode([each.pixels for each in fresh.values()])
             for each, its_places in zip(fresh.values(), places, strict=True):
-                encoded[each.key] = Example.of(Told(), its_places, each.name, each.picture)
+                encoded[each.key] = Example.of(Annotation(), its_places, each.name, each.picture)
         if progress is not None:
             progress(len(group))
-    same_length(count, len(told))
+    same_length(count, len(annotations))
     if not now:
         raise InputError("there is no picture to learn from; give at least one that can be read, with its labels")
     # for a known picture only what is said now: the bank, perhaps changed by another process meanwhile, adds the rest
-    return {key: replace(encoded.get(key) or known[key], said=said) for key, said in now.items()}
+    return {key: replace(encoded.get(key) or known[key], annotation=each) for key, each in now.items()}
 
 
 def warn_of_contradictions(known: Mapping[str, Example], learnt: Mapping[str, Example]) -> None:
@@ -384,8 +394,8 @@ def warn_of_contradictions(known: Mapping[str, Example], learnt: Mapping[str, Ex
     left = [
         (before.name or "a picture", label)
         for key, each in learnt.items()
-        if each.said.complete and (before := known.get(key))
-        for label in sorted(before.said.labels - each.said.labels - each.said.absent)
+        if each.complete and (before := known.get(key))
+        for label in sorted(before.labels - each.labels - each.absent)
     ]
     if left:
         warn(
@@ -403,26 +413,42 @@ def migrated(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.
         )
     same_words = not model.facts["own_words"] and not facts["own_words"] and facts["words"] == model.words_name
     definitions: dict[str, Definition] = {}
-    # labels defined as like others come last, when those have their new meaning
-    for label, each in sorted(bank.definitions.items(), key=lambda item: item[1].kind == "like"):
+    for label in _others_first(bank.definitions):
+        each = bank.definitions[label]
         if each.kind == "like" and not (same_words and _forgotten(each.words, model, definitions)):
             meaning = define(label, model, definitions, like=each.words, vector=None, words=True)
         elif same_words and each.kind != "name" and each.vector is not None:
-            meaning = replace(each, guide=model.word_prototypes(each.vector[None])[0])
+            meaning = replace(each, prototype=model.word_prototypes(each.vector[None])[0])
         else:
             if each.kind == "vector":
                 warn(
                     f"label {label!r} had a vector of its own, which means nothing among the words "
                     f"{model.words_name!r}: its name stands for it now; define it again"
                 )
-            meaning = Definition("none") if each.kind == "none" else by_names_or_none([label], model)[label]
+            meaning = Definition("none") if each.kind == "none" else by_names([label], model)[label]
         definitions[label] = replace(meaning, explicit=each.explicit, threshold=each.threshold, prior=each.prior)
     examples: dict[str, Example] = {}
     for group in batches(iter(bank.examples.items()), BATCH):
         pixels = [squash(decode(example.picture, example.name), model.size) for _, example in group]
         for (key, old), places in zip(group, model.encode(pixels), strict=True):
-            examples[key] = Example.of(old.said, places, old.name, old.picture)
+            examples[key] = Example.of(old.annotation, places, old.name, old.picture)
     return Bank().learn(definitions, examples, afresh=False)
+
+
+def _others_first(definitions: Mapping[str, Definition]) -> Iterable[str]:
+    """The labels, each after those that it is defined as like; a circle is cut where it closes."""
+    order: dict[str, None] = {}
+    for label in definitions:
+        path = {} if label in order else {label: None}
+        while path:
+            last = next(reversed(path))
+            words = definitions[last].words if definitions[last].kind == "like" else ()
+            ahead = [word for word in words if word in definitions and word not in order and word not in path]
+            if ahead:
+                path[ahead[0]] = None
+            else:
+                order[last] = path.pop(last)
+    return order
 
 
 def _forgotten(words: Iterable[str], model: Model, definitions: Mapping[str, Definition]) -> bool:

@@ -16,9 +16,8 @@ from fewtag.errors import InputError
 from fewtag.files import StrPath, digest, locked
 from fewtag.pictures.decode import Decoded, Square, pixel_digest, squash
 from fewtag.pictures.files import ImageLike, is_one, open_image, several
-from fewtag.tagger import hub, stream
-from fewtag.tagger.bank import Bank, Definition, by_names_or_none, define, is_share, label_name, renamed, told_of
-from fewtag.tagger.bank_file import prototypes, read_bank, read_header, refuse_derived, refuse_examples, write_bank
+from fewtag.tagger import bank_file, hub, stream
+from fewtag.tagger.bank import Bank, Definition, annotations_of, by_names, define, is_probability, label_name, renamed
 from fewtag.tagger.explain import Heat, heat_map, hide_parts
 from fewtag.tagger.model import Model, load_model, load_model_of
 from fewtag.tagger.stream import BATCH, Scorer, Tagged
@@ -176,21 +175,21 @@ class Tagger:
         ('animals/heron',)
         """
         with self._lock:
-            known, old, new = self._bank.definitions, label_name(label), label_name(name)
+            known, old, new = self._bank.definitions, self._bank.spelt(label), label_name(name)
             names = renamed(known, old, new, merge=merge)
             if not names:
                 self._bank.find(old)
             if new == old:
                 return self
             anew = old in known and known[old].by_name and new not in known
-            meanings = {old: by_names_or_none([new], self.model)[new]} if anew else {}
+            meanings = {old: by_names([new], self.model)[new]} if anew else {}
             self._do(partial(Bank.rename, names=names, meanings=meanings))
         return self
 
     def set_thresholds(self, thresholds: Mapping[str, float | None]) -> Self:
         """Set the probabilities from which these labels are given; None restores the model's own threshold."""
         for label, value in thresholds.items():
-            if value is not None and not is_share(value):
+            if value is not None and not is_probability(value):
                 raise InputError(f"the threshold of label {label!r} is {value!r}; give one from 0 to 1, or None")
         return self._set("threshold", thresholds)
 
@@ -200,7 +199,7 @@ class Tagger:
         Probabilities change with it (prior shift), and so do thresholds that were not set explicitly.
         """
         for label, value in priors.items():
-            if value is not None and (not is_share(value) or value in {0, 1}):
+            if value is not None and (not is_probability(value) or value in {0, 1}):
                 raise InputError(f"the share of pictures with label {label!r} is {value!r}; give one between 0 and 1")
         return self._set("prior", priors)
 
@@ -239,7 +238,7 @@ class Tagger:
     @property
     def priors_(self) -> Mapping[str, float]:
         """The share of pictures that are assumed to show each label."""
-        return self._scored("shares")
+        return self._scored("priors")
 
     @property
     def definitions_(self) -> Mapping[str, Definition]:
@@ -257,7 +256,7 @@ class Tagger:
         """The probability from which each label is given."""
         return self._scored("thresholds")
 
-    def _scored(self, what: Literal["shares", "thresholds"]) -> Mapping[str, float]:
+    def _scored(self, what: Literal["priors", "thresholds"]) -> Mapping[str, float]:
         if not self._bank.classes:
             return MappingProxyType({})
         scorer = self.scorer()
@@ -314,8 +313,8 @@ class Tagger:
         scorer, items = self.scorer(threshold), stream.items_of(images)
 
         def rows() -> Iterator[Tagged]:
-            with stream.cached_places(self.model, cache) as space:
-                for some in stream.tag_stream(self.model, scorer, items, batch=batch, space=space):
+            with stream.cached_places(self.model, cache) as cached:
+                for some in stream.tag_stream(self.model, scorer, items, batch=batch, cache=cached):
                     yield from some
                     if progress is not None:
                         progress(len(some))
@@ -325,9 +324,9 @@ class Tagger:
     def estimate_priors(self, images: Images) -> dict[str, float]:
         """The share of pictures like these that show each label, by expectation maximisation on their probabilities.
 
-        A random sample of a few hundred pictures is enough. The bank is not changed: `set_priors` stores the shares.
+        A random sample of a few hundred pictures is enough. The bank is not changed: `set_priors` stores them.
         """
-        found, count = stream.estimate_priors(self.scorer(), stream.encode_stream(self.model, stream.items_of(images)))
+        found, count = stream.priors_by_sample(self.scorer(), stream.encode_stream(self.model, stream.items_of(images)))
         if not count:
             raise InputError("there is no picture to estimate priors from; give some hundred")
         return found
@@ -338,7 +337,7 @@ class Tagger:
         It is measured by how much the label's log-odds drop when the part is hidden, in 37 passes of the network. The
         scale is the same for all labels: a label that is not there stays dark.
         """
-        return self.explain_all(image, [label])[0][label_name(label)]
+        return next(iter(self.explain_all(image, [label])[0].values()))
 
     def explain_all(self, image: ImageLike, labels: Sequence[str]) -> tuple[dict[str, Heat], dict[str, float]]:
         """The heat-maps of several labels, and their probabilities."""
@@ -366,21 +365,21 @@ class Tagger:
         If another process has since changed the bank file that this tagger was loaded from or saved to, what was taught
         here is added to that, and nothing is lost. Any other file is replaced. Without `examples` it is a copy to
         share: it contains no pictures or file names, and of their features only the mean for each label, and gives the
-        same probabilities, except for pictures that someone said 'no' to. Such a copy never replaces a bank that has
-        examples.
+        same probabilities, except for pictures that someone said 'no' to. Taught further, it fits its labels to those
+        means: better teach the original. Such a copy never replaces a bank that has examples.
         """
         target = Path(path)
-        refuse_derived(target)
+        bank_file.refuse_derived(target)
         with self._lock, locked(target):
             if not examples:
-                refuse_examples(target)
+                bank_file.refuse_examples(target)
             same = self._saved is not None and self._saved[0] == target.resolve()
             if same and target.exists():
                 self._catch_up(target)
-            kept = self._bank if examples else prototypes(self._bank, self.model)
-            write_bank(target, kept, self.model, self.thresholds_)
+            kept = self._bank if examples else bank_file.without_examples(self._bank, self.model)
+            bank_file.write_bank(target, kept, self.model, self.thresholds_)
             if examples or same:
-                self._note_saved(target, read_header(target))
+                self._note_saved(target, bank_file.read_header(target))
 
     @classmethod
     def load(
@@ -395,7 +394,7 @@ class Tagger:
         """Load what `save` wrote. `model` is the model's file, if it has moved; `words` is the file of one's own word
         vectors, which only new names need. With `upgrade` a bank of another model is migrated to this one: its
         examples' small copies go through the network again."""
-        header, bank = read_bank(Path(path))
+        header, bank = bank_file.read_bank(Path(path))
         facts = header["model"]
         if not isinstance(model, Model):
             model = load_model_of(facts, path, model, words=words, device=device)
@@ -436,17 +435,17 @@ class Tagger:
     from_pretrained = classmethod(hub.from_pretrained)
 
     def _learn(self, images: Images, said: Saying, afresh: bool, on_error: OnError, progress: Progress) -> Self:
-        pictures, told = several(images), told_of(*said, one=is_one(images))
-        names = sorted(frozenset().union(*(each.labels for each in told)))
+        pictures, each_said = several(images), annotations_of(*said, one=is_one(images))
+        names = sorted(frozenset().union(*(each.labels for each in each_said)))
         known = self._bank.examples
-        refused = self._bank.definitions_of_absent(told, names, afresh)
-        learnt = stream.encode_examples(self.model, pictures, told, known, self.keep_pictures, on_error, progress)
+        refused = self._bank.absent_definitions(each_said, names, afresh)
+        learnt = stream.encode_examples(self.model, pictures, each_said, known, self.keep_pictures, on_error, progress)
         if not afresh:
             stream.warn_of_contradictions(known, learnt)
         with self._lock:
             kept = self._bank.definitions_to_keep(afresh)
             # known labels too: another process may have forgotten them by the time this is saved
-            new = by_names_or_none([name for name in names if name not in kept], self.model)
+            new = by_names([name for name in names if name not in kept], self.model)
             definitions = {name: kept.get(name) or new[name] for name in names}
             self._do(partial(Bank.learn, definitions={**refused, **definitions}, examples=learnt, afresh=afresh))
         return self
@@ -458,18 +457,18 @@ class Tagger:
 
     def _catch_up(self, path: Path) -> None:
         """Replays what was taught since the file was read on the bank that is there now, if that has changed."""
-        header = read_header(path)
+        header = bank_file.read_header(path)
         if self._saved == (path.resolve(), header):
             return
         if header["model"]["fingerprint"] != self.model.fingerprint:
             raise InputError(
                 f"bank {path} is now one of another model {header['model']['name']!r}; load it again, or save elsewhere"
             )
-        self._bank = reduce(lambda bank, change: change(bank), self._changes, read_bank(path)[1])
+        self._bank = reduce(lambda bank, change: change(bank), self._changes, bank_file.read_bank(path)[1])
 
     def _note_saved(self, path: Path, header: dict[str, Any]) -> None:
         self._saved, self._changes = (path.resolve(), header), []
 
-    def scorer(self, threshold: float | None = None, shares: Mapping[str, float] | None = None) -> Scorer:
+    def scorer(self, threshold: float | None = None, priors: Mapping[str, float] | None = None) -> Scorer:
         """A snapshot of the labels, ready to score; `threshold` replaces each label's own."""
-        return Scorer(self._bank, self.model, threshold, shares)
+        return Scorer(self._bank, self.model, threshold, priors)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.calibration import best_threshold, calibration_error
+from fewtag.core.calibration import best_threshold, calibration_error, reliability
 from fewtag.core.metrics import average_precision, precision_recall_f1
 from fewtag.core.posterior import Places, unit
 from fewtag.errors import InputError, nearest, plural
@@ -20,7 +20,7 @@ from fewtag.tagger.model import Model
 from fewtag.tagger.stream import SAME, Scorer, cached_places, items_of, tag_stream
 from fewtag.tagger.tagger import Tagger
 from fewtag.tagging.examples import Shown
-from fewtag.tagging.run import Options, shares_in
+from fewtag.tagging.run import Options, priors_in
 from fewtag.tagging.sources import Entry, Source
 
 BINS = 5
@@ -66,7 +66,7 @@ class Check:
     unknown: list[str] = field(default_factory=list)
     """Labels of the pictures that the bank does not know; they are not counted."""
     prior: str = "bank"
-    """Source of the shares of labels for which the bank has none: "bank", "estimate", or a number."""
+    """Source of the priors of labels for which the bank has none: "bank", "estimate", or a number."""
     shares: dict[str, float] = field(default_factory=dict)
     """The share of pictures that are assumed to show each label."""
     taught: int = 0
@@ -111,11 +111,11 @@ _PRIORS = {
 }
 
 
-def shares_of(shown: Sequence[Shown], tagger: Tagger, options: Options, begin: Begin = unwatched) -> dict[str, float]:
-    """The shares that `tag` would assume for these pictures."""
+def priors_of(shown: Sequence[Shown], tagger: Tagger, options: Options, begin: Begin = unwatched) -> dict[str, float]:
+    """The priors that `tag` would assume for these pictures."""
     pictures = [each.picture for each in shown]
     entries = [Entry(str(each), str(each.path.absolute()), None, each.offset, each.size) for each in pictures]
-    return shares_in(Source(entries), tagger, options, begin)
+    return priors_in(Source(entries), tagger, options, begin)
 
 
 def check_bank(
@@ -123,21 +123,21 @@ def check_bank(
     shown: Sequence[Shown],
     *,
     prior: float | str = "bank",
-    shares: Mapping[str, float] | None = None,
+    priors: Mapping[str, float] | None = None,
     cache: Path | None = None,
     skip_bad: bool = False,
     progress: Callable[[int], None] = lambda _count: None,
 ) -> Check:
-    """Scores every label of the bank on every picture; `shares`, made by `prior`, are for labels without a prior."""
-    scorer = _LeakCountingScorer(tagger.bank_, tagger.model, shares=shares)
+    """Scores every label of the bank on every picture; `priors`, made by `prior`, are for labels without one."""
+    scorer = _MeasuringScorer(tagger.bank_, tagger.model, priors=priors)
     labels = scorer.labels
     unknown = sorted({name for each in shown for name in each.labels} - set(labels))
     if unknown and not set(labels) & {name for each in shown for name in each.labels}:
         more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
         raise InputError(f"none of the pictures shows a label of the bank: they show {', '.join(unknown[:5])}{more}")
     rows, targets, skipped = [], [], []
-    with cached_places(tagger.model, cache) as space:
-        batches = tag_stream(tagger.model, scorer, items_of([each.picture for each in shown]), space=space)
+    with cached_places(tagger.model, cache) as cached:
+        batches = tag_stream(tagger.model, scorer, items_of([each.picture for each in shown]), cache=cached)
         for row, each in zip(itertools.chain.from_iterable(batches), shown, strict=True):
             progress(1)
             if row.failure:
@@ -150,24 +150,29 @@ def check_bank(
     if not rows:
         raise InputError(f"none of the {len(shown)} pictures can be read; the first: {skipped[0]}")
     thresholds = dict(zip(labels, scorer.thresholds.tolist(), strict=True))
-    taken = {label: round(share, 6) for label, share in zip(labels, scorer.shares.tolist(), strict=True)}
+    taken = {label: round(prior, 6) for label, prior in zip(labels, scorer.priors.tolist(), strict=True)}
     found = _check(np.array(rows, np.float32), np.array(targets, bool), thresholds, skipped)
-    whence = str(prior) if shares else "bank"
+    whence = str(prior) if priors else "bank"
     return replace(found, unknown=unknown, prior=whence, shares=taken, taught=sum(scorer.taught))
 
 
-class _LeakCountingScorer(Scorer):
-    """A scorer that counts pictures that the bank was taught with, whose scores say nothing about other pictures."""
+class _MeasuringScorer(Scorer):
+    """A scorer that rounds nothing, since rare labels' probabilities differ in later digits, and that counts pictures
+    that the bank was taught with, whose scores say nothing about other pictures."""
 
-    def __init__(self, bank: Bank, model: Model, shares: Mapping[str, float] | None) -> None:
-        super().__init__(bank, model, shares=shares)
-        self._examples, self.taught = np.array([each.seen[1] for each in bank.examples.values()], np.float32), [0]
+    def __init__(self, bank: Bank, model: Model, priors: Mapping[str, float] | None) -> None:
+        super().__init__(bank, model, priors=priors)
+        self._examples = np.array([each.features.pooled.mean for each in bank.examples.values()], np.float32)
+        self.taught = [0]
 
     def probabilities(self, places: Places) -> NDArray[np.float32]:
         if len(self._examples):
             # one number per batch, since several threads score
             self.taught.append(int((unit(places.mean(axis=1)) @ self._examples.T > SAME).any(axis=1).sum()))
         return super().probabilities(places)
+
+    def scores(self, probabilities: NDArray[np.float32]) -> list[dict[str, float]]:
+        return [dict(zip(self.labels, values, strict=True)) for values in probabilities.tolist()]
 
 
 def _check(
@@ -185,7 +190,8 @@ def _check(
     scored = [each.average_precision for each in found.values() if each.average_precision is not None]
     macro = round(float(np.mean(scored)), 6) if scored else None
     error = round(calibration_error(flat, true), 6)
-    return Check(len(targets), skipped, found, micro, macro, error, _bins(flat, true))
+    bins = [Bin(round(said, 4), round(so, 4), pairs) for said, so, pairs in reliability(flat, true, BINS)]
+    return Check(len(targets), skipped, found, micro, macro, error, bins)
 
 
 def _measured(
@@ -193,16 +199,6 @@ def _measured(
 ) -> LabelCheck:
     precision, recall, f1 = map(_number, precision_recall_f1(given, shown))
     return LabelCheck(pictures, precision, recall, f1, _number(average_precision(probabilities, shown)))
-
-
-def _bins(probabilities: NDArray[np.float32], shown: NDArray[np.bool_]) -> list[Bin]:
-    bin_of = np.minimum((probabilities * BINS).astype(np.int64), BINS - 1)
-    inside = [bin_of == number for number in range(BINS)]
-    return [
-        Bin(round(float(probabilities[some].mean()), 4), round(float(shown[some].mean()), 4), int(some.sum()))
-        for some in inside
-        if some.any()
-    ]
 
 
 def _number(value: float) -> float | None:

@@ -15,7 +15,7 @@ from fewtag.files import digest
 from fewtag.pictures import tables
 from fewtag.pictures.files import Picture, is_image_name, own_entries, walk, why_unreadable
 from fewtag.pictures.tables import ABSENT, COLUMNS, NOT, folded, split_labels
-from fewtag.tagger.bank import path_name
+from fewtag.tagger.bank import check_threshold, path_name
 from fewtag.tagger.stream import Tagged
 from fewtag.tagging.parquet import read_records
 from fewtag.tagging.sources import is_url
@@ -155,7 +155,7 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
     was run), or else to the table. A picture without labels is left out, since nothing is known about it, unless the
     table is `complete` or `tag` had written tags there.
     """
-    place, guesses, shown = root or tagged_folder(path) or path.parent, _read_guesses(path), []
+    folder, guesses, shown = root or tagged_folder(path) or path.parent, _read_guesses(path), []
     known = read_record(path).get("labels")
     written = known if isinstance(known, list) else []  # a bank may have names that are refused in a table
     for row in read_rows(path):
@@ -168,7 +168,7 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
         taken_out = frozenset(each for each in (guess or frozenset()) - labels - absent if each.casefold() not in spelt)
         if labels or absent or taken_out or complete:
             guessed = not absent and guess == labels
-            where = place / name_in(place, row.image)
+            where = folder / name_in(folder, row.image)
             shown.append(Shown(Picture(where, name=str(where)), labels, absent, guessed, taken_out))
     if not shown:
         raise InputError(f"no row of {path} has a label; fill in the column `labels`")
@@ -274,6 +274,7 @@ def read_tagged(path: Path, threshold: float | None = None) -> list[Tagged]:
     With a threshold, tags are the labels that reach it, but a person's edits take precedence: tags that were added
     stay, and neither removed tags nor those with "!" come back.
     """
+    check_threshold(threshold)
     rows = read_rows(path)
     scored = _scored(path, rows)
     if threshold is not None and not scored:

@@ -42,7 +42,7 @@ _QUIET = {
 
 
 @dataclass(frozen=True)
-class Share:
+class Allocation:
     """The number of workers, and what each one has to itself."""
 
     workers: int
@@ -50,11 +50,11 @@ class Share:
     gpu: bool
 
 
-def share_out(nodes: Sequence[Mapping[str, float]], workers: int | None) -> Share:
+def allocate(nodes: Sequence[Mapping[str, float]], workers: int | None) -> Allocation:
     """As many workers as there are GPUs, or else cores; fewer get more cores each, but never from two machines.
 
-    >>> share_out([{"CPU": 16.0}, {"CPU": 4.0}], 3)
-    Share(workers=3, cores=5.0, gpu=False)
+    >>> allocate([{"CPU": 16.0}, {"CPU": 4.0}], 3)
+    Allocation(workers=3, cores=5.0, gpu=False)
     """
     gpus = int(sum(node.get("GPU", 0) for node in nodes))
     cores = sum(node.get("CPU", 0) for node in nodes)
@@ -67,7 +67,7 @@ def share_out(nodes: Sequence[Mapping[str, float]], workers: int | None) -> Shar
     for each in chain(whole, parts):
         fit = (min(Fraction(node.get("CPU", 0)) // each, node.get("GPU", 0) if gpus else math.inf) for node in nodes)
         if sum(fit) >= workers:
-            return Share(workers, math.floor(each * _SMALLEST_PARTS) / _SMALLEST_PARTS, gpus > 0)
+            return Allocation(workers, math.floor(each * _SMALLEST_PARTS) / _SMALLEST_PARTS, gpus > 0)
     raise InputError(f"--workers {workers}, but no machine of the cluster has cores for them; give fewer")
 
 
@@ -158,7 +158,7 @@ class Worker:
     _scorer: Scorer
     _space: ArrayRows | None
 
-    def open(self, work: Work, share: Share, version: str) -> str:
+    def open(self, work: Work, allocation: Allocation, version: str) -> str:
         """Prepares the worker; returns why it cannot work, or an empty string."""
         self._work = work
         try:
@@ -166,7 +166,7 @@ class Worker:
                 raise InputError(
                     f"a worker has fewtag {__version__}, this is {version}; install the same one on every machine"
                 )
-            self._tagger, self._scorer = work.open("cuda" if share.gpu else "cpu", max(1, int(share.cores)))
+            self._tagger, self._scorer = work.open("cuda" if allocation.gpu else "cpu", max(1, int(allocation.cores)))
             self._cache = cached_places(self._tagger.model, work.options.cache)
             self._space = self._cache.__enter__()  # left open for as long as this process lives
         except InputError as error:
@@ -182,11 +182,11 @@ class Worker:
 
 
 def finish_on_ray(
-    shards: Sequence[Shard], work: Work, share: Share, advance: Advance
+    shards: Sequence[Shard], work: Work, allocation: Allocation, advance: Advance
 ) -> tuple[float, dict[int, Counts]]:
     """When the first worker was ready, and the counts of each shard; raises InputError if some failed."""
     ready, finished, refusals = math.inf, dict[int, Counts](), dict[int, str]()
-    for shard, answer in _answers(shards, work, share):
+    for shard, answer in _answers(shards, work, allocation):
         if shard is None:
             ready = min(ready, time.time())
         elif isinstance(answer, str):
@@ -203,7 +203,9 @@ def finish_on_ray(
     return ready, finished
 
 
-def _answers(shards: Sequence[Shard], work: Work, share: Share) -> Iterator[tuple[Shard | None, Counts | str]]:
+def _answers(
+    shards: Sequence[Shard], work: Work, allocation: Allocation
+) -> Iterator[tuple[Shard | None, Counts | str]]:
     """The actor pool: yields shards with their worker's answer as they are done, and None when a worker is ready.
 
     A worker gets a shard only once it has started, so that one for which the cluster has no room holds none up. For the
@@ -213,16 +215,16 @@ def _answers(shards: Sequence[Shard], work: Work, share: Share) -> Iterator[tupl
     import ray
     from ray.exceptions import RayActorError, RayError
 
-    actor = ray.remote(num_cpus=share.cores, num_gpus=int(share.gpu))(Worker)
+    actor = ray.remote(num_cpus=allocation.cores, num_gpus=int(allocation.gpu))(Worker)
     shipped, most = ray.put(work), work.options.max_attempts
     starting, busy, idle = dict[Any, Any](), dict[Any, tuple[Any, Shard]](), list[Any]()
     waiting, deaths, stillborn = deque(shards), Counter[int](), 0
 
     def hire() -> None:
         worker: Any = actor.remote()
-        starting[worker.open.remote(shipped, share, __version__)] = worker
+        starting[worker.open.remote(shipped, allocation, __version__)] = worker
 
-    for _ in range(min(share.workers, len(shards))):
+    for _ in range(min(allocation.workers, len(shards))):
         hire()
     while waiting or busy:
         while waiting and idle:

@@ -26,8 +26,8 @@ LOCAL_SHARD = 256
 # several, so that a slow worker takes fewer shards, instead of all others waiting for its last one
 _SHARDS_A_WORKER = 4
 _DOWNLOADS_AT_ONCE = 16
-SAMPLE, SMALLEST_SAMPLE = 256, 100
-"""Pictures by which the labels' shares are estimated, and the fewest that are enough."""
+PRIOR_SAMPLE, SMALLEST_PRIOR_SAMPLE = 256, 100
+"""Pictures by which the labels' priors are estimated, and the fewest that are enough."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Summary:
-    """Statistics of a run; `seconds` exclude start-up, but include encoding the sample by which shares are estimated.
+    """Statistics of a run; `seconds` exclude start-up, but include encoding the sample by which priors are estimated.
 
     `cached` counts pictures whose features were in the cache when their row was made, including those of that sample.
     """
@@ -108,9 +108,9 @@ def tag(
     with open_output(out, labels, about, scores=options.scores, shard=options.shard, force=force) as output:
         estimating = time.time()
         if output.begun is None:
-            output.shares = shares_in(source, tagger, options, begin)
+            output.priors = priors_in(source, tagger, options, begin)
         estimated = time.time() - estimating
-        scorer = tagger.scorer(options.threshold, output.shares)
+        scorer = tagger.scorer(options.threshold, output.priors)
         scored = labels if options.scores or (look is not None and output.parts.ending == "jsonl") else None
         if ray is not None:
             ready, workers = _tag_on_ray(ray, tagger, source, options, output, scored, begin)
@@ -119,9 +119,9 @@ def tag(
             ready = time.time()
             if missing:
                 advance = begin(output.task, sum(shard.size for shard in missing))
-                work = Work(b"", scored, options, output.parts, output.shares)
-                with cached_places(tagger.model, options.cache) as space:
-                    output.done |= finish_shards(tagger.model, scorer, missing, work, space, advance)
+                work = Work(b"", scored, options, output.parts, output.priors)
+                with cached_places(tagger.model, options.cache) as cached:
+                    output.done |= finish_shards(tagger.model, scorer, missing, work, cached, advance)
         ended = time.time()
         if look is not None:
             look(output.rows(source))
@@ -152,19 +152,19 @@ def _tag_on_ray(
     begin: Begin,
 ) -> tuple[float, int]:
     """Tags on the workers of a cluster; returns when the first one was ready, and how many there were."""
-    from fewtag.tagging.ray_engine import finish_on_ray, open_cluster, share_out
+    from fewtag.tagging.ray_engine import allocate, finish_on_ray, open_cluster
 
     if output.begun is not None and not output.missing(source, 0):
         return time.time(), 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bank.fewtag"
         tagger.save(path)  # as it was loaded: the bank file itself may be taught meanwhile
-        work = Work(path.read_bytes(), scored, options, output.parts, output.shares)
+        work = Work(path.read_bytes(), scored, options, output.parts, output.priors)
     with open_cluster(ray.address) as nodes:
-        share = share_out(nodes, ray.workers)
-        missing = output.missing(source, options.shard or shard_size(len(source), share.workers))
+        allocation = allocate(nodes, ray.workers)
+        missing = output.missing(source, options.shard or shard_size(len(source), allocation.workers))
         advance = begin(output.task, sum(shard.size for shard in missing))
-        ready, finished = finish_on_ray(missing, work, share, advance)
+        ready, finished = finish_on_ray(missing, work, allocation, advance)
     written = names_in(output.parts.folder)
     if lost := [name for name in map(output.parts.name, finished) if name not in written]:
         raise InputError(
@@ -172,14 +172,14 @@ def _tag_on_ray(
             "them: --out must lie at the same path on every machine, or be a URL"
         )
     output.done |= finished
-    return ready, share.workers
+    return ready, allocation.workers
 
 
 def tag_rows(bank: Path, sources: Sequence[str] | Source, options: Options) -> Rows:
     """Tags pictures without a table, in the memory of a few batches; nothing is written but the cache."""
     tagger = Tagger.load(bank, device=options.device)
     source = sources if isinstance(sources, Source) else open_source(sources)
-    shares = shares_in(source, tagger, options)
+    priors = priors_in(source, tagger, options)
     waiting = deque[Item]()  # holds only items whose rows are not known yet, since those of a table carry their bytes
 
     def items() -> Iterator[Item]:
@@ -188,28 +188,28 @@ def tag_rows(bank: Path, sources: Sequence[str] | Source, options: Options) -> R
                 waiting.append(item)
                 yield item
 
-    scorer = tagger.scorer(options.threshold, shares)
-    with cached_places(tagger.model, options.cache) as space:
-        for rows in tag_stream(tagger.model, scorer, items(), batch=options.batch, space=space):
+    scorer = tagger.scorer(options.threshold, priors)
+    with cached_places(tagger.model, options.cache) as cached:
+        for rows in tag_stream(tagger.model, scorer, items(), batch=options.batch, cache=cached):
             yield from ((waiting.popleft(), row) for row in rows)
 
 
-def shares_in(source: Source, tagger: Tagger, options: Options, begin: Begin = unwatched) -> dict[str, float]:
+def priors_in(source: Source, tagger: Tagger, options: Options, begin: Begin = unwatched) -> dict[str, float]:
     """The share of a source's pictures that show each label without a prior, estimated from a sample of them.
 
-    A number given for all labels is fitted to the sample (`match_shares`) if that is large enough. The sample is the
+    A number given for all labels is fitted to the sample (`match_priors`) if that is large enough. The sample is the
     same for every run and engine, and in the cache afterwards. A label with its own threshold is left out, and keeps
     the probabilities that the threshold was chosen by.
     """
-    if options.prior == "bank" or (options.prior == "estimate" and len(source) < SMALLEST_SAMPLE):
+    if options.prior == "bank" or (options.prior == "estimate" and len(source) < SMALLEST_PRIOR_SAMPLE):
         return {}
     known = tagger.definitions_
     asked = [label for label in tagger.classes_ if known[label].prior is None and known[label].threshold is None]
     said = None if options.prior == "estimate" else options.prior
     unless_seen = {} if said is None else dict.fromkeys(asked, said)
-    if not asked or len(source) < SMALLEST_SAMPLE:
+    if not asked or len(source) < SMALLEST_PRIOR_SAMPLE:
         return unless_seen
-    items = source.sample(SAMPLE, options.batch)
+    items = source.sample(PRIOR_SAMPLE, options.batch)
     advance = begin("estimating how common each label is", len(items))
 
     def counted(batches: Iterator[Places]) -> Iterator[Places]:
@@ -217,10 +217,10 @@ def shares_in(source: Source, tagger: Tagger, options: Options, begin: Begin = u
             advance(len(batch))
             yield batch
 
-    with cached_places(tagger.model, options.cache) as space:
-        places = stream.encode_stream(tagger.model, items, batch=options.batch, space=space, skip_bad=True)
-        found, count = stream.estimate_priors(tagger.scorer(), counted(places), said)
-    return {label: round(found[label], 6) for label in asked} if count >= SMALLEST_SAMPLE // 2 else unless_seen
+    with cached_places(tagger.model, options.cache) as cached:
+        places = stream.encode_stream(tagger.model, items, batch=options.batch, cache=cached, skip_bad=True)
+        found, count = stream.priors_by_sample(tagger.scorer(), counted(places), said)
+    return {label: round(found[label], 6) for label in asked} if count >= SMALLEST_PRIOR_SAMPLE // 2 else unless_seen
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ class Work:
     scored: Sequence[str] | None
     options: Options
     parts: Parts
-    shares: Mapping[str, float]
+    priors: Mapping[str, float]
 
     def open(self, device: str, threads: int) -> tuple[Tagger, Scorer]:
         """The bank's tagger and scorer, in another process and perhaps on another machine."""
@@ -240,7 +240,7 @@ class Work:
             path.write_bytes(self.bank)
             tagger = Tagger.load(path, device=device)
         tagger.model.network.limit = threads
-        return tagger, tagger.scorer(self.options.threshold, self.shares)
+        return tagger, tagger.scorer(self.options.threshold, self.priors)
 
 
 def finish_shards(
@@ -248,7 +248,7 @@ def finish_shards(
     scorer: Scorer,
     shards: Sequence[Shard],
     work: Work,
-    space: ArrayRows | None,
+    cache: ArrayRows | None,
     advance: Advance = lambda _: None,
 ) -> dict[int, Counts]:
     """Writes each shard's rows as a part; the network does not idle between shards."""
@@ -258,7 +258,7 @@ def finish_shards(
     rows: list[Tagged] = []
     waiting = list(reversed(shards))
     finished = {}
-    for batch in tag_stream(model, scorer, items, batch=options.batch, scores=scores, space=space, loaders=loaders):
+    for batch in tag_stream(model, scorer, items, batch=options.batch, scores=scores, cache=cache, loaders=loaders):
         rows += batch
         advance(len(batch))
         while waiting and len(rows) >= waiting[-1].size:

@@ -81,10 +81,10 @@ class Entry(NamedTuple):
 def _cropped(whole: Image.Image, box: tuple[float, ...]) -> bytes:
     """A part of a picture, encoded as if it were a file of its own."""
     sides = []
-    for place, size, side in zip(box[:2], box[2:], whole.size, strict=True):
+    for start, size, side in zip(box[:2], box[2:], whole.size, strict=True):
         # at least one pixel, and none outside the picture, even if the box lies on its edge
-        first = min(round(place * side), side - 1)
-        sides.append((first, min(max(first + 1, round(place * side + size * side)), side)))
+        first = min(round(start * side), side - 1)
+        sides.append((first, min(max(first + 1, round(start * side + size * side)), side)))
     (left, right), (top, bottom) = sides
     buffer = io.BytesIO()
     whole.crop((left, top, right, bottom)).save(buffer, "BMP")
@@ -138,11 +138,12 @@ class Source:
         ]
 
     def sample(self, count: int, batch: int) -> list[Item]:
-        """A random sample of the pictures, the same each time; from tables, runs of consecutive rows."""
+        """A random sample of the pictures, the same in whatever order they come; from tables, runs of rows."""
         random = np.random.default_rng(0)
         if self.entries:
-            chosen = random.choice(len(self.entries), min(len(self.entries), count), replace=False)
-            return [self.entries[number].item() for number in sorted(chosen)]
+            by_name = sorted(self.entries, key=lambda entry: entry.name)
+            chosen = random.choice(len(by_name), min(len(by_name), count), replace=False)
+            return [by_name[number].item() for number in sorted(chosen)]
         shards = self.shards(count // _STRETCHES)
         order = random.permutation(len(shards))
         enough = int(np.searchsorted(np.cumsum([shards[number].size for number in order]), count)) + 1
@@ -237,9 +238,9 @@ def _list(path: Path) -> Iterator[Entry]:
     for line in lines:
         name = line.strip()
         if name and not name.startswith("#"):
-            place = path.parent / name
+            file = path.parent / name
             here = not is_url(name)
-            yield Entry(name, str(place.absolute()) if here else name, stamp(place) if here else None)
+            yield Entry(name, str(file.absolute()) if here else name, stamp(file) if here else None)
 
 
 def read_detections(path: Path) -> dict[str, Any]:
@@ -264,11 +265,11 @@ def read_detections(path: Path) -> dict[str, Any]:
 def _detections(path: Path) -> Iterator[Entry]:
     """The detections with enough confidence, named by picture and number; paths are relative to the file."""
     for image in read_detections(path)["images"]:
-        place = path.parent / image["file"]
+        file = path.parent / image["file"]
         for number, detection in enumerate(image.get("detections") or (), 1):
             if float(detection["conf"]) >= SURE:
-                location, box = str(place.absolute()), tuple(map(float, detection["bbox"]))
-                yield Entry(f"{image['file']}#{number}", location, (stamp(place), box), box=box)
+                location, box = str(file.absolute()), tuple(map(float, detection["bbox"]))
+                yield Entry(f"{image['file']}#{number}", location, (stamp(file), box), box=box)
 
 
 def _archive(path: Path, prefix: str) -> Iterator[Entry]:

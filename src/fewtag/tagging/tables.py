@@ -67,7 +67,7 @@ class Parts:
         try:
             manifest = json.loads(read_file(where))
             int(manifest["shard"])
-        except (ValueError, OSError, LookupError, TypeError) as error:
+        except (ValueError, OSError, LookupError, TypeError, RecursionError) as error:
             raise InputError(f"{where} is damaged; delete {self.folder} to begin anew") from error
         return manifest
 
@@ -109,12 +109,11 @@ class Parts:
             ).encode()
             content = json.dumps(note | {"sum": digest(lines)}).encode() + b"\n" + lines
         else:
-            buffer, failed = io.BytesIO(), [(place, row) for place, row in enumerate(rows) if row.failure]
-            note["failures"] = [(place, as_text(row.image), row.failure) for place, row in failed]
+            buffer, failed = io.BytesIO(), [(position, row) for position, row in enumerate(rows) if row.failure]
+            note["failures"] = [(position, as_text(row.image), row.failure) for position, row in failed]
             parquet.write_records(buffer, (record(row, labels) for row in good), labels, note)
             content = buffer.getvalue()
-        # a checksum detects lines lost in a power cut, which are then made again, so there is no need to wait 20 ms for
-        # fsync
+        # a checksum detects lines lost in a power cut, which are then made again: no need to wait 20 ms for fsync
         write_file(f"{self.folder}/{self.name(shard.number)}", content, sync=self.ending != "jsonl")
         return counts
 
@@ -126,8 +125,8 @@ class Parts:
                 facts = [json.loads(line) for line in content.decode().split("\n")[1:] if line]
             else:
                 facts = parquet.open_part(content).read().to_pylist()
-                for place, image, why in self._note(content)["failures"]:
-                    facts.insert(place, {"image": image, "failure": why})
+                for position, image, why in self._note(content)["failures"]:
+                    facts.insert(position, {"image": image, "failure": why})
             for row in facts:
                 tags, scores = tuple(row.get("tags", ())), row.get("scores") or {}
                 yield Tagged(row["image"], tags, scores, row.get("failure", ""))
@@ -155,14 +154,14 @@ class Parts:
             note = self._note(read_file(f"{self.folder}/{self.name(shard.number)}"))
             same = note["digest"] == shard.digest and note["tagged"] + note["failed"] == shard.size
             return Counts(int(note["tagged"]), int(note["failed"])) if same else None
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None
 
     def _note(self, content: bytes) -> dict[str, Any]:
         """The metadata of a part; raises ValueError if it is damaged."""
         if self.ending == "parquet":
             note = json.loads(parquet.open_part(content).metadata.metadata[parquet.NOTE])
-            sound = len([place for place, _image, _why in note["failures"]]) == note["failed"]
+            sound = len([position for position, _image, _why in note["failures"]]) == note["failed"]
         else:
             first, _, rows = content.partition(b"\n")
             note = json.loads(first)
@@ -177,7 +176,7 @@ class Output:
 
     `begun` is the manifest of an earlier run of the same command, if there was one; `done` are the finished shards, of
     which that run finished `finished_before`; `task` is the text of the progress bar, which mentions them. The labels'
-    `shares` are set before the first row, and from then on are those of the manifest.
+    `priors` are set before the first row, and from then on are those of the manifest, there called `shares`.
     """
 
     def __init__(self, out: str, table: Path | None, about: dict[str, Any], shard: int | None) -> None:
@@ -186,7 +185,7 @@ class Output:
         self.done: dict[int, Counts] = {}
         self.finished_before, self.task = 0, "tagging"
         self.begun = self.parts.begun(about, shard)
-        self.shares: dict[str, float] = {} if self.begun is None else dict(self.begun.get("shares", {}))
+        self.priors: dict[str, float] = {} if self.begun is None else dict(self.begun.get("shares", {}))
 
     def missing(self, source: Source, size: int) -> list[Shard]:
         """The unfinished shards, of `size` pictures each unless an earlier run used another size.
@@ -194,7 +193,7 @@ class Output:
         Called once all checks have passed, since it is the first to write: a refused command leaves nothing behind.
         """
         if self.begun is None:
-            self.begun = self._about | {"shares": self.shares, "shard": size}
+            self.begun = self._about | {"shares": self.priors, "shard": size}
             self.parts.begin(self.begun)
             return source.shards(size)
         shards = source.shards(int(self.begun["shard"]))
@@ -232,11 +231,10 @@ class Output:
                     yield row
 
         def note(part: Path) -> None:
-            # written before the table is replaced, with the digests of both files: a kill in between leaves a known
-            # table
+            # written before the table is replaced, with both files' digests: a kill in between leaves a known table
             ours = [_sum(path) for path in (part, out) if path.exists()]
             # pictures of several sources are named relative to the working directory
-            facts = {**self._about, "cwd": str(Path.cwd()), "shares": self.shares, "tables": ours}
+            facts = {**self._about, "cwd": str(Path.cwd()), "shares": self.priors, "tables": ours}
             facts |= {"labels": list(given), "rows": guesses.getvalue()}
             write_atomically(record_of(out), json.dumps(facts, indent=2).encode())
 

@@ -87,8 +87,8 @@ class PieceVectors:
     def __init__(self, name: str, pieces: Sequence[str], rows: NDArray[np.uint8], scales: NDArray[np.float32]) -> None:
         self.name = name
         self.dimensions = 2 * int(rows.shape[1])
-        self._rows, self._scales = rows, scales
-        self._places = dict(zip(pieces, range(len(pieces)), strict=True))
+        self._packed, self._scales = rows, scales
+        self._row_of = dict(zip(pieces, range(len(pieces)), strict=True))
 
     def __contains__(self, label: str) -> bool:
         return self._look_up(label)[1]
@@ -98,71 +98,71 @@ class PieceVectors:
         return self.vectors([label])[0]
 
     def vectors(self, labels: Sequence[str]) -> NDArray[np.float32]:
-        found = [self._known_places(label) for label in labels]
+        found = [self._known_rows(label) for label in labels]
         if not found:
             return np.empty((0, self.dimensions), np.float32)
-        places = np.concatenate(found)
-        counts = np.array([len(label_places) for label_places in found])
+        rows = np.concatenate(found)
+        counts = np.array([len(label_rows) for label_rows in found])
         starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
-        summed = np.add.reduceat(unpack(self._rows[places]) * self._scales[places, None], starts, axis=0)
+        summed = np.add.reduceat(unpack(self._packed[rows]) * self._scales[rows, None], starts, axis=0)
         return (summed / counts[:, None]).astype(np.float32)
 
     def nearest(self, word: str, most: int = 3) -> list[str]:
         """The known words spelt most like this one."""
         first = word[:1].lower()  # a quick filter, before the slower test
-        return spelt_like(word, (piece for piece in self._places if piece[:1] == first and is_word(piece)), most)
+        return spelt_like(word, (piece for piece in self._row_of if piece[:1] == first and is_word(piece)), most)
 
-    def _known_places(self, label: str) -> list[int]:
-        places, known = self._look_up(label)
+    def _known_rows(self, label: str) -> list[int]:
+        rows, known = self._look_up(label)
         if not known:
             near = [other for word in split_words(label) if is_word(word) for other in self.nearest(word)]
             raise UnknownWordError(label, label, self.name, near[:3])
-        return places
+        return rows
 
     def _look_up(self, label: str) -> tuple[list[int], bool]:
         """The rows of a name's parts, and whether any of its words is known as a whole."""
-        places: list[int] = []
+        rows: list[int] = []
         known = False
         words = [word for word in split_words(label) if word.isalnum()]
         while words:
-            length, place = self._phrase(words)
-            if place is not None:
-                places.append(place)
+            length, row = self._phrase(words)
+            if row is not None:
+                rows.append(row)
                 known = True
             else:
                 whole = self._whole(words[0])
                 known = known or (bool(whole) and is_word(words[0]))
-                places += whole or [self._places[piece] for piece in split_pieces(words[0], self._places)]
+                rows += whole or [self._row_of[piece] for piece in split_pieces(words[0], self._row_of)]
             words = words[length:]
-        return places, known
+        return rows, known
 
     def _phrase(self, words: Sequence[str]) -> tuple[int, int | None]:
         """The longest phrase at the beginning: its number of words and its row; (1, None) if there is none."""
         for length in range(min(LONGEST_PHRASE, len(words)), 1, -1):
             for phrase in phrase_variants(words[:length]):
-                if phrase in self._places:
-                    return length, self._places[phrase]
+                if phrase in self._row_of:
+                    return length, self._row_of[phrase]
         return 1, None
 
     def _whole(self, word: str) -> list[int]:
         """The row of the word, of another spelling, or of its two halves as a phrase, or the rows of the two halves."""
-        if word in self._places:
-            return [self._places[word]]
+        if word in self._row_of:
+            return [self._row_of[word]]
         if len(word) > LONGEST_WORD:
             return []
         for spelling in variants(word):
-            if spelling in self._places and is_word(spelling):
-                return [self._places[spelling]]
+            if spelling in self._row_of and is_word(spelling):
+                return [self._row_of[spelling]]
         for pair in halves(word):
-            if (phrase := " ".join(pair)) in self._places:
-                return [self._places[phrase]]
-        pairs = [[self._places[half] for half in pair] for pair in halves(word) if self._is_compound(*pair)]
+            if (phrase := " ".join(pair)) in self._row_of:
+                return [self._row_of[phrase]]
+        pairs = [[self._row_of[half] for half in pair] for pair in halves(word) if self._is_compound(*pair)]
         return min(pairs, key=max, default=[])  # the split whose rarer half is the most frequent
 
     def _is_compound(self, first: str, last: str) -> bool:
         """Whether both halves are words; short ones must be common (`tv`), since the table contains many fragments."""
-        known = first in self._places and last in self._places
-        return known and len(last) > 2 and all(len(half) > 3 or self._places[half] < FREQUENT for half in (first, last))
+        known = first in self._row_of and last in self._row_of
+        return known and len(last) > 2 and all(len(half) > 3 or self._row_of[half] < FREQUENT for half in (first, last))
 
 
 def phrase_variants(words: Sequence[str]) -> Iterator[str]:
@@ -174,9 +174,9 @@ def phrase_variants(words: Sequence[str]) -> Iterator[str]:
     yield " ".join(words)
     if max(map(len, words)) > LONGEST_WORD:
         return
-    for place in range(len(words) - 1, -1, -1):
-        for spelling in variants(words[place]):
-            yield " ".join([*words[:place], spelling, *words[place + 1 :]])
+    for changed in range(len(words) - 1, -1, -1):
+        for spelling in variants(words[changed]):
+            yield " ".join([*words[:changed], spelling, *words[changed + 1 :]])
 
 
 def pack(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -210,7 +210,7 @@ def read_pieces(path: Path, name: str) -> PieceVectors:
             text, rows, scales = (file.get_tensor(key) for key in ("pieces", "rows", "scales"))
         pieces = text.tobytes().decode().split("\n")
         written = (header["format"], header["crc32"])
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, MemoryError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, MemoryError, RecursionError) as error:
         raise InputError(
             f"words {str(path)!r} cannot be read ({type(error).__name__}); get the file again"
         ) from None  # the cause may quote the file
@@ -306,10 +306,10 @@ def _singulars(word: str) -> list[str]:
 
 
 def _meaning(word: str) -> str | None:
-    place = _table().find(f"|{word}|".encode())
-    if place < 0:
+    position = _table().find(f"|{word}|".encode())
+    if position < 0:
         return None
-    line = _table()[_table().rfind(b"\n", 0, place) + 1 : place]
+    line = _table()[_table().rfind(b"\n", 0, position) + 1 : position]
     return line.partition(b"|")[0].decode()
 
 

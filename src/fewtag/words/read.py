@@ -85,15 +85,15 @@ def read_text(file: BufferedIOBase, path: str) -> Iterator[tuple[str, bytes]]:
         )
     row = -1
     for row, line in enumerate(lines if header else chain([first], lines)):
-        place = f"word vectors {path!r}, line {row + 1 + bool(header)}"
+        where = f"word vectors {path!r}, line {row + 1 + bool(header)}"
         # from the right: GloVe 840B has words with spaces
         word, *numbers = line.rsplit(" ", dimensions)
         if len(numbers) < dimensions or (" " in word and is_number(word.rpartition(" ")[2])):
             found = "fewer" if len(numbers) < dimensions else "more"
-            raise InputError(f"{place}: the word has {found} numbers than line 1 says; mend the line")
+            raise InputError(f"{where}: the word has {found} numbers than line 1 says; mend the line")
         if row >= MOST_WORDS:
             raise InputError(f"word vectors {path!r} hold more than {MOST_WORDS:,} words; give a smaller file")
-        yield word, parse(numbers, place)
+        yield word, parse(numbers, where)
     if header and row + 1 != int(header[1]):
         raise InputError(
             f"word vectors {path!r}, line 1 promises another number of words than the {row + 1} found; "
@@ -130,25 +130,25 @@ def is_number(text: str) -> bool:
 def count_numbers(line: str) -> int:
     """How many numbers a line ends with; its first field is always a word."""
     fields = line.split(" ")[1:]
-    words = [place for place, field in enumerate(fields) if not is_number(field)]
+    words = [number for number, field in enumerate(fields) if not is_number(field)]
     return len(fields) - (words[-1] + 1 if words else 0)
 
 
-def parse(numbers: list[str], place: str) -> bytes:
-    """Numbers as float32 bytes; raises InputError with their place if one is no number."""
+def parse(numbers: list[str], where: str) -> bytes:
+    """Numbers as float32 bytes; raises InputError with where it is if one is no number."""
     try:
         values = np.array(numbers, dtype=np.float64)
     except ValueError:
         wrong = next(number for number, field in enumerate(numbers, start=1) if not is_number(field))
         # the cause would quote the file's content
-        raise InputError(f"{place}: field {wrong} after the word is not a number; mend the line") from None
-    return as_bytes(values, place)
+        raise InputError(f"{where}: field {wrong} after the word is not a number; mend the line") from None
+    return as_bytes(values, where)
 
 
-def as_bytes(values: NDArray[np.floating], place: str) -> bytes:
+def as_bytes(values: NDArray[np.floating], where: str) -> bytes:
     """A vector's float32 bytes; raises InputError if a number is not finite."""
     if not np.abs(values).max() <= LARGEST:  # false for NaN as well
-        raise InputError(f"{place}: a number is infinite or none at all; mend the file")
+        raise InputError(f"{where}: a number is infinite or none at all; mend the file")
     return values.astype(np.float32).tobytes()
 
 
@@ -165,11 +165,11 @@ def read_binary(file: BufferedIOBase, path: str) -> Iterator[tuple[str, bytes]]:
         )
     count, dimensions = int(header[1]), int(header[2])
     for row in range(count):
-        place = f"word vectors {path!r}, word {row + 1}"
+        where = f"word vectors {path!r}, word {row + 1}"
         word, content = read_word(file), file.read(4 * dimensions)
         if word is None or len(content) < 4 * dimensions:
-            raise InputError(f"{place}: the file ends too early or is out of step; get it again")
-        yield word, as_bytes(np.frombuffer(content, "<f4"), place)
+            raise InputError(f"{where}: the file ends too early or is out of step; get it again")
+        yield word, as_bytes(np.frombuffer(content, "<f4"), where)
     if file.read(2).strip():
         raise InputError(f"word vectors {path!r} go on after as many words as line 1 promises; get the file again")
 

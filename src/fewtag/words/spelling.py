@@ -119,7 +119,7 @@ def halves(word: str) -> Iterator[tuple[str, str]]:
     >>> list(halves("tvset"))
     [('tv', 'set'), ('tvs', 'et')]
     """
-    return ((word[:place], word[place:]) for place in range(2, len(word) - 1))
+    return ((word[:cut], word[cut:]) for cut in range(2, len(word) - 1))
 
 
 def spelt_like(word: str, known: Iterable[str], most: int) -> list[str]:

@@ -55,7 +55,7 @@ def pictures(tmp_path: Path) -> list[Picture]:
 
 
 def make_extractor(slow: Slow, cache: Path) -> Extractor:
-    return Extractor(Cache(cache).space("pixels", "pixels", "test", (3, SIZE, SIZE), "uint8"), SIZE, slow.start)
+    return Extractor(Cache(cache).arrays("pixels", "pixels", "test", (3, SIZE, SIZE), "uint8"), SIZE, slow.start)
 
 
 def test_a_batch_is_under_way_while_the_last_ones_rows_are_kept(pictures: list[Picture], tmp_path: Path) -> None:

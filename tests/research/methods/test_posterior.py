@@ -93,7 +93,7 @@ def test_the_closed_form_learns_nothing_from_a_no() -> None:
     yes = np.array([True, True, False, False])
     with_no = method.fit_answers(pictures, yes, guide)
     without = method.fit_answers(Pictures(*(part[yes] for part in pictures)), yes[yes], guide)
-    np.testing.assert_allclose(with_no.guide, without.guide, atol=1e-6)
+    np.testing.assert_allclose(with_no.prototype, without.prototype, atol=1e-6)
 
 
 @pytest.mark.parametrize("rejected", [0, 2, ENOUGH, 2 * ENOUGH])

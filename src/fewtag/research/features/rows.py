@@ -194,7 +194,7 @@ def _warn_if_too_many(pictures: int, space: ArrayRows) -> None:
 
 def pixel_rows(images: LabelledImages, size: int, cache: Path, advance: Advance = lambda _: None) -> CachedRows:
     """The pictures' pixels, decoded and resized once."""
-    space = Cache(cache).space("pixels", f"{size} × {size} pixels", reading_key(size), (3, size, size), "uint8")
+    space = Cache(cache).arrays("pixels", f"{size} × {size} pixels", reading_key(size), (3, size, size), "uint8")
     extractor = Extractor(space, size, lambda pixels: lambda: pixels)
     return extract(images.pictures, [extractor], batch=64, advance=advance)[0]
 
@@ -231,7 +231,7 @@ def _feature_extractor(backbone: Backbone, cache: Cache) -> Extractor:
     # tensor cores round differently, so their maps are kept apart
     size, precision = backbone.size, precision_of(backbone)
     what = f"{backbone.name}, {size} × {size} pixels, {precision}".replace("torch.", "")
-    space = cache.space("features", what, f"{fingerprint} {precision} {reading_key(size)}", shape, "float16")
+    space = cache.arrays("features", what, f"{fingerprint} {precision} {reading_key(size)}", shape, "float16")
     return Extractor(space, size, lambda pixels: start(faster, pixels))
 
 

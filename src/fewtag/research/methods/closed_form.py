@@ -152,15 +152,15 @@ class ClosedForm(WordMapped, Precoded):
     def fit(self, pictures: Pictures, shown: Shown, guide: Vector) -> core.Fitted:
         """One label's classifier: the cosine with its prototype, scaled."""
         scaled = replace(self.strengths, kappa=self.scale, offset=0.0)
-        return core.prior(self.prototype(pictures, shown, guide), scaled)
+        return core.prototype_classifier(self.prototype(pictures, shown, guide), scaled)
 
     def prototype(self, pictures: Pictures, shown: Shown, guide: Vector) -> Vector:
         """The mean of the images' attended features, with what the word suggests mixed in."""
-        return core.prototype(pictures.take(shown), guide, 1.0, self.strengths)
+        return core.support_prototype(pictures.take(shown), guide, 1.0, self.strengths)
 
     def fit_answers(self, pictures: Pictures, shown: Shown, guide: Vector) -> core.Fitted:
         """One label's classifier from pictures that a person said show it or not; the latter are ignored."""
-        return core.prior(self.prototype(pictures, shown, guide), self.strengths)
+        return core.prototype_classifier(self.prototype(pictures, shown, guide), self.strengths)
 
 
 @options
@@ -204,7 +204,7 @@ class Posterior(ClosedForm):
     def fit_answers(self, pictures: Pictures, shown: Shown, guide: Vector) -> core.Fitted:
         """One label's classifier from pictures that a person said show it or not, each with full weight."""
         ones = np.ones(len(shown), np.float32)
-        return core.fit_label(pictures, shown, ones, guide, self.strengths, self.evidence, compared=ones == 0)
+        return core.fit_label(pictures, shown, ones, guide, self.strengths, self.evidence, impostors=ones == 0)
 
 
 @options
@@ -271,7 +271,7 @@ class Whitened(Precoded):
             raise InputError(
                 "of the rivals only logistic-regression with unit_length = true learns from single answers"
             )
-        whole, targets = torch.from_numpy(pictures.whole), torch.from_numpy(shown)[:, None]
+        whole, targets = torch.from_numpy(pictures.means), torch.from_numpy(shown)[:, None]
         head = fit_logistic(whole, targets, penalty=self.method.penalty, balanced=self.method.balanced)
         nothing = np.zeros_like(guide)
         return core.Fitted(nothing, to_array(head.weight)[0], nothing, float(head.bias[0]))
