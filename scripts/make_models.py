@@ -90,8 +90,8 @@ def validation(encoded: Encoded, solved: Solved, packs: Packs) -> list[Held]:
     wrong, found = wrong_names(solved, packs.table), []
     for phase in CALIBRATION:
         images = packs.images(phase)
-        guides = solved.guides(packs.table, packs.names(images.labels))
-        found.append(Held(Pictures.of(encoded.places(phase, solved.space)), images.targets, guides, wrong))
+        word_prototypes = solved.word_prototypes(packs.table, packs.names(images.labels))
+        found.append(Held(Pictures.of(encoded.places(phase, solved.space)), images.targets, word_prototypes, wrong))
     return found
 
 

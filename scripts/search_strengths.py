@@ -72,8 +72,8 @@ def episode_scores(
     """The query images' log-odds, and what they show."""
     support, query = list(draw.support), list(draw.query)
     shown = to_array(held.targets)
-    guides = method.guides(held.words)
-    classifiers = method.classifiers(local[support].astype(np.float32), shown[support], guides)
+    word_prototypes = method.word_prototypes(held.words)
+    classifiers = method.classifiers(local[support].astype(np.float32), shown[support], word_prototypes)
     return classifiers.logits(local[query].astype(np.float32), method.strengths), shown[query]
 
 

@@ -71,7 +71,7 @@ class Solved:
     base_words: Sequence[str]
     classes: Sequence[str]
 
-    def guides(self, table: WordTable, names: Sequence[str]) -> Vectors:
+    def word_prototypes(self, table: WordTable, names: Sequence[str]) -> Vectors:
         """The prototypes that these names suggest."""
         word_map = solve_words(table, self.base_words, self.classes, self.prototypes, STRENGTHS)
         return word_map.prototypes(table.vectors(names))
@@ -91,7 +91,7 @@ class Held:
 
     pictures: Pictures
     targets: NDArray[np.bool_]
-    guides: Vectors
+    word_prototypes: Vectors
     """Prototypes that the labels' names suggest."""
     wrong: Vectors
     """Prototypes that names of other things suggest."""
@@ -100,11 +100,11 @@ class Held:
         """Scores of each label's pictures with its own name, and with the wrong names, one column each."""
         plain = Strengths(**{**vars(STRENGTHS), "kappa": 1.0, "offset": 0.0})
         every = core.Classifiers.of(
-            [core.prototype_classifier(guide, plain) for guide in np.concatenate([self.guides, self.wrong])]
+            [core.prototype_classifier(word, plain) for word in np.concatenate([self.word_prototypes, self.wrong])]
         )
         found = every.logits(self.pictures.places, STRENGTHS)
         right = [found[shown, label] for label, shown in enumerate(self.targets.T)]
-        return right, [found[shown, len(self.guides) :] for shown in self.targets.T]
+        return right, [found[shown, len(self.word_prototypes) :] for shown in self.targets.T]
 
     def pairs(self, evidence: NameEvidence) -> Iterator[Pairs]:
         """Logits from banks with a name to twenty examples, and few or many others, named partly or completely."""
@@ -122,7 +122,7 @@ class Held:
                 support = self.pictures.take(rows)
                 for weight in (STRENGTHS.unnamed, 1.0) if noes else (1.0,):
                     weights = np.where(named, 1.0, weight).astype(np.float32)
-                    fitted = core.fit_label(support, named, weights, self.guides[label], STRENGTHS, evidence)
+                    fitted = core.fit_label(support, named, weights, self.word_prototypes[label], STRENGTHS, evidence)
                     rest = random.permutation(np.setdiff1d(everything, rows))[:QUERIES]
                     logits = core.Classifiers.of([fitted]).logits(self.pictures.places[rest], STRENGTHS)[:, 0]
                     yield Pairs(number, fitted.noes, logits, self.targets[rest, label])
@@ -132,7 +132,7 @@ def wrong_names(solved: Solved, table: WordTable) -> Vectors:
     """Prototypes for names of other things: some of the classifier's classes."""
     names = np.random.default_rng(0).permutation(list(solved.classes))
     known = [first for name in names if (first := str(name).split(", ")[0]) in table][:WRONG_NAMES]
-    return solved.guides(table, known)
+    return solved.word_prototypes(table, known)
 
 
 def calibrated(held: Sequence[Held], begin: Begin = unwatched) -> tuple[NameEvidence, Calibration]:
@@ -247,9 +247,9 @@ def _cross_fit(
     """Holds out a quarter of the labels at a time from a fit on the pictures that show none of them."""
     for columns in _folds(len(base.labels)):
         solved = solve(base.without(columns))
-        guides = solved.guides(table, [base.words[column] for column in columns])
+        word_prototypes = solved.word_prototypes(table, [base.words[column] for column in columns])
         projected = solved.space.project(places.astype(np.float32))
-        yield Held(Pictures.of(projected), base.targets[rows][:, columns], guides, wrong_names(solved, table))
+        yield Held(Pictures.of(projected), base.targets[rows][:, columns], word_prototypes, wrong_names(solved, table))
 
 
 def make_graph(network: str, weights: str | None, size: int, path: Path) -> tuple[dict[str, Any], Constants]:

@@ -27,13 +27,13 @@ FEW = SessionSettings(answers=[0, 6], seeds=2)
 def opened(method: ClosedForm) -> tuple[ClosedForm, Gallery, np.ndarray]:
     introduce(method, WORLD.base)
     pictures = Pictures.of(method.local(POOL.rows.take(range(len(POOL.rows)))))
-    return method, Gallery(pictures), method.guides(POOL.words)
+    return method, Gallery(pictures), method.word_prototypes(POOL.words)
 
 
 def test_the_gallery_scores_as_the_core_does() -> None:
-    method, gallery, guides = opened(Posterior(CHANNELS, DIMENSIONS))
+    method, gallery, word_prototypes = opened(Posterior(CHANNELS, DIMENSIONS))
     pictures = gallery.select(range(10))
-    fitted = [method.fit_answers(pictures, TARGETS[:10, n], guides[n]) for n in range(4)]
+    fitted = [method.fit_answers(pictures, TARGETS[:10, n], word_prototypes[n]) for n in range(4)]
     classifiers = Classifiers.of(fitted)
     expected = classifiers.logits(gallery.pictures.places, method.strengths)
     np.testing.assert_allclose(gallery.logits(classifiers, method.strengths).T, expected, atol=1e-4)
@@ -42,11 +42,11 @@ def test_the_gallery_scores_as_the_core_does() -> None:
 @pytest.mark.parametrize("order", ["likeliest", "unsure", "mixed"])
 @pytest.mark.parametrize("examples", [0, 1])
 def test_a_session_is_a_plain_loop_of_asking_and_learning(order: str, examples: int) -> None:
-    method, gallery, guides = opened(Posterior(CHANNELS, DIMENSIONS))
+    method, gallery, word_prototypes = opened(Posterior(CHANNELS, DIMENSIONS))
     assert isinstance(method, Posterior)
     settings = FEW.model_copy(update={"examples": examples})
     started = problems(TARGETS, POOL.labels, settings, seed=3)
-    found = np.stack(list(run_sessions(method, gallery, guides, started, order, most=6)))
+    found = np.stack(list(run_sessions(method, gallery, word_prototypes, started, order, most=6)))
     assert found.shape == (7, 8)
 
     problem, places = started[5], gallery.pictures.places
@@ -54,7 +54,12 @@ def test_a_session_is_a_plain_loop_of_asking_and_learning(order: str, examples: 
     for answer in range(7):
         shown, weights = problem.shown[asked], np.ones(len(asked), np.float32)
         fitted = fit_label(
-            Pictures.of(places[asked]), shown, weights, guides[problem.label], method.strengths, method.evidence
+            Pictures.of(places[asked]),
+            shown,
+            weights,
+            word_prototypes[problem.label],
+            method.strengths,
+            method.evidence,
         )
         logits = Classifiers.of([fitted]).logits(places, method.strengths)[:, 0]
         held = ~problem.askable
@@ -74,13 +79,13 @@ def test_problems_begin_with_askable_examples_of_their_label() -> None:
 
 
 def test_a_session_asks_about_no_picture_twice_and_ends_with_the_last() -> None:
-    method, gallery, guides = opened(ClosedForm(CHANNELS, DIMENSIONS))
+    method, gallery, word_prototypes = opened(ClosedForm(CHANNELS, DIMENSIONS))
     seen: list[list[int]] = []
     select = gallery.select
     gallery.select = lambda rows: (seen.append(list(rows)), select(rows))[1]  # type: ignore[method-assign, func-returns-value]
     (problem, *_) = problems(TARGETS, POOL.labels, FEW, seed=0)
     askable = int(problem.askable.sum())
-    precisions = list(run_sessions(method, gallery, guides, [problem], "likeliest", most=askable + 2))
+    precisions = list(run_sessions(method, gallery, word_prototypes, [problem], "likeliest", most=askable + 2))
     assert [len(rows) for rows in seen] == [*range(1, askable + 1), askable, askable, askable]
     assert set(seen[-1]) == set(np.flatnonzero(problem.askable))
     assert precisions[-1] == precisions[-2]

@@ -46,12 +46,12 @@ def test_scores_are_those_of_the_core_step_by_step() -> None:
 
     space = core.fit_space(base.features.numpy(), SPACE, STRENGTHS.shrinkage)
     prototypes = core.base_prototypes(space.project(base.features.numpy()), base.targets.numpy(), STRENGTHS.separation)
-    guides = core.fit_words(base.words.numpy(), prototypes, STRENGTHS.ridge).prototypes(support.words.numpy())
+    word_prototypes = core.fit_words(base.words.numpy(), prototypes, STRENGTHS.ridge).prototypes(support.words.numpy())
     shown, asked = space.project(places(support.maps).numpy()), space.project(places(maps).numpy())
-    for label, guide in enumerate(guides):
+    for label, word in enumerate(word_prototypes):
         mine = core.Pictures.of(shown[targets[:, label].numpy()])
-        visual = core.unit(mine.attend(guide, STRENGTHS.support_focus).sum(axis=0))
-        mixed = core.unit(visual + STRENGTHS.word_weight * len(mine.places) ** -STRENGTHS.word_decay * guide)
+        visual = core.unit(mine.attend(word, STRENGTHS.support_focus).sum(axis=0))
+        mixed = core.unit(visual + STRENGTHS.word_weight * len(mine.places) ** -STRENGTHS.word_decay * word)
         expected = 10 * core.Pictures.of(asked).scores(mixed, STRENGTHS)
         np.testing.assert_allclose(method.adapt(support)(maps)[:, label], expected, atol=1e-5)
 
@@ -64,8 +64,8 @@ def test_a_label_without_image_is_its_word() -> None:
     method, words = ClosedForm(CHANNELS, DIMENSIONS, space=SPACE), random(1, DIMENSIONS, seed=8).numpy()
     method.prepare(make_base())
     pictures = core.Pictures.of(method.encode(random(2, CHANNELS, 2, 2, seed=9)).numpy())
-    (guide,) = method.word_map_.prototypes(words)
-    np.testing.assert_array_equal(method.prototype(pictures, np.zeros(2, bool), guide), guide)
+    (word,) = method.word_map_.prototypes(words)
+    np.testing.assert_array_equal(method.prototype(pictures, np.zeros(2, bool), word), word)
 
 
 def test_no_gradient_flows_through() -> None:

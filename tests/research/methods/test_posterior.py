@@ -49,13 +49,18 @@ def test_logits_are_those_of_the_core_label_by_label(complete: bool) -> None:
         shrinkage=2.0, ridge=0.5, word_weight=3.0, word_decay=0.5, support_focus=16.0, query_local=0.8, unnamed=0.1
     )
     assert method.strengths == strengths
-    space, guides = method.space_, method.word_map_.prototypes(support.words.numpy())
+    space, word_prototypes = method.space_, method.word_map_.prototypes(support.words.numpy())
     pictures = Pictures.of(space.project(places(support.maps).numpy()))
     no = 1.0 if complete else 0.1
     weights = np.where(SHOWN.numpy(), 1.0, no).astype(np.float32)
     labels = [
         fit_label(
-            pictures, SHOWN[:, n].numpy(), weights[:, n], guides[n], strengths, NameEvidence(within=0.3, prior=0.93)
+            pictures,
+            SHOWN[:, n].numpy(),
+            weights[:, n],
+            word_prototypes[n],
+            strengths,
+            NameEvidence(within=0.3, prior=0.93),
         )
         for n in range(2)
     ]
@@ -80,8 +85,8 @@ def test_answers_and_a_complete_support_of_one_label_teach_the_same() -> None:
     method = prepared(Posterior(CHANNELS, DIMENSIONS, space=SPACE, name_prior=1 - 1e-12))
     assert isinstance(method, Posterior)
     support, maps = make_support(), random(3, CHANNELS, 2, 3, seed=7)
-    guides = method.word_map_.prototypes(support.words.numpy())
-    fitted = method.fit_answers(Pictures.of(method.local(support.maps)), SHOWN[:, 0].numpy(), guides[0])
+    word_prototypes = method.word_map_.prototypes(support.words.numpy())
+    fitted = method.fit_answers(Pictures.of(method.local(support.maps)), SHOWN[:, 0].numpy(), word_prototypes[0])
     found = Classifiers.of([fitted]).logits(method.local(maps), method.strengths)
     np.testing.assert_allclose(method.adapt(support)(maps)[:, :1], found, atol=1e-5)
 
@@ -89,10 +94,10 @@ def test_answers_and_a_complete_support_of_one_label_teach_the_same() -> None:
 def test_the_closed_form_learns_nothing_from_a_no() -> None:
     method = prepared(ClosedForm(CHANNELS, DIMENSIONS, space=SPACE))
     assert isinstance(method, ClosedForm)
-    pictures, guide = Pictures.of(method.local(random(4, CHANNELS, 2, 3, seed=6))), np.eye(SPACE, dtype=np.float32)[0]
+    pictures, word = Pictures.of(method.local(random(4, CHANNELS, 2, 3, seed=6))), np.eye(SPACE, dtype=np.float32)[0]
     yes = np.array([True, True, False, False])
-    with_no = method.fit_answers(pictures, yes, guide)
-    without = method.fit_answers(Pictures(*(part[yes] for part in pictures)), yes[yes], guide)
+    with_no = method.fit_answers(pictures, yes, word)
+    without = method.fit_answers(Pictures(*(part[yes] for part in pictures)), yes[yes], word)
     np.testing.assert_allclose(with_no.prototype, without.prototype, atol=1e-6)
 
 
@@ -101,14 +106,14 @@ def test_rocchio_moves_as_far_as_the_number_of_the_rejected_says(rejected: int) 
     method = prepared(Rocchio(CHANNELS, DIMENSIONS, space=SPACE, rejection=0.5))
     assert isinstance(method, Rocchio)
     pictures = Pictures.of(method.local(random(1 + rejected, CHANNELS, 2, 3, seed=6)))
-    shown, guide = np.arange(1 + rejected) == 0, np.eye(SPACE, dtype=np.float32)[0]
-    before = ClosedForm.prototype(method, pictures, shown, guide)
+    shown, word = np.arange(1 + rejected) == 0, np.eye(SPACE, dtype=np.float32)[0]
+    before = ClosedForm.prototype(method, pictures, shown, word)
     wanted = before
     if rejected:
         focused = Pictures.of(pictures.places[1:]).attend(before, method.strengths.query_focus)
         away = focused.sum(axis=0) / np.linalg.norm(focused.sum(axis=0))
         wanted = before - 0.5 * min(rejected / ENOUGH, 1) * away
-    np.testing.assert_allclose(method.prototype(pictures, shown, guide), wanted / np.linalg.norm(wanted), atol=1e-5)
+    np.testing.assert_allclose(method.prototype(pictures, shown, word), wanted / np.linalg.norm(wanted), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if issubclass(kind, WordMapped)])
@@ -153,8 +158,8 @@ def test_answers_teach_logistic_regression_as_a_support_does() -> None:
     method = prepared(Whitened(LogisticRegression(SPACE, DIMENSIONS, penalty=0.1), CHANNELS, shrinkage=2.0))
     assert isinstance(method, Whitened)
     support, maps = make_support(), random(3, CHANNELS, 2, 3, seed=7)
-    guide = np.zeros(SPACE, np.float32)
-    fitted = method.fit_answers(Pictures.of(method.local(support.maps)), SHOWN[:, 0].numpy(), guide)
+    word = np.zeros(SPACE, np.float32)
+    fitted = method.fit_answers(Pictures.of(method.local(support.maps)), SHOWN[:, 0].numpy(), word)
     found = Classifiers.of([fitted]).logits(method.local(maps), method.strengths)
     np.testing.assert_allclose(method.adapt(support)(maps)[:, :1], found, atol=1e-3)
 

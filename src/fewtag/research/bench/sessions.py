@@ -47,9 +47,9 @@ class Corrigible(Protocol):
 
     def local(self, maps: Maps) -> Places: ...
 
-    def guides(self, words: Words) -> Vectors: ...
+    def word_prototypes(self, words: Words) -> Vectors: ...
 
-    def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: NDArray[np.float32]) -> Fitted: ...
+    def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], word: NDArray[np.float32]) -> Fitted: ...
 
 
 class Problem(NamedTuple):
@@ -106,7 +106,7 @@ def held_precision(logits: NDArray[np.float32], problem: Problem, _asked: Sequen
 def run_sessions(
     method: Corrigible,
     gallery: Gallery,
-    guides: Vectors,
+    word_prototypes: Vectors,
     started: Sequence[Problem],
     order: str,
     most: int,
@@ -117,7 +117,7 @@ def run_sessions(
     askable = np.stack([problem.askable for problem in started])
     for answer in range(most + 1):
         fitted = [
-            method.fit_answers(gallery.select(rows), problem.shown[rows], guides[problem.label])
+            method.fit_answers(gallery.select(rows), problem.shown[rows], word_prototypes[problem.label])
             for problem, rows in zip(started, asked, strict=True)
         ]
         logits = gallery.logits(Classifiers.of(fitted), method.strengths)
@@ -175,12 +175,12 @@ def measure_sessions(
             words = experiment.words(images.labels)
         maps = take_all(read_features(images, backbone, bench, phase), AT_ONCE)
         local = np.concatenate([method.local(some.float()) for some in maps])
-        gallery, guides = Gallery(Pictures.of(local)), method.guides(words)
+        gallery, word_prototypes = Gallery(Pictures.of(local)), method.word_prototypes(words)
         since, most = time.perf_counter(), max(settings.answers)
         found: list[dict[str, object]] = []
         for order in settings.orders:
             advance, precisions = bench.begin(f"{recipe.name} on {phase}, {order}", most + 1), []
-            for precision in run_sessions(method, gallery, guides, started, order, most):
+            for precision in run_sessions(method, gallery, word_prototypes, started, order, most):
                 precisions.append(precision)
                 advance(1)
             asked = {"examples": settings.examples, "order": order}

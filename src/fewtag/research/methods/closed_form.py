@@ -79,9 +79,9 @@ class WordMapped(Method):
 
     def word_cosines(self, features: Float[Tensor, "images channels"], words: Words) -> Logits:
         """Cosine of each image with the prototype that each word alone suggests."""
-        return to_tensor(core.unit(self.space_.project(to_array(features))) @ self.guides(words).T, features)
+        return to_tensor(core.unit(self.space_.project(to_array(features))) @ self.word_prototypes(words).T, features)
 
-    def guides(self, words: Words) -> Vectors:
+    def word_prototypes(self, words: Words) -> Vectors:
         """The prototypes that the words alone suggest."""
         return self.word_map_.prototypes(to_array(words.float()))
 
@@ -141,26 +141,28 @@ class ClosedForm(WordMapped, Precoded):
         return to_tensor(self.local(maps), maps)
 
     def adapt_encoded(self, support: Support) -> Classifier:
-        classifiers = self.classifiers(to_array(support.maps), to_array(support.targets), self.guides(support.words))
+        classifiers = self.classifiers(
+            to_array(support.maps), to_array(support.targets), self.word_prototypes(support.words)
+        )
         return lambda encoded: to_tensor(classifiers.logits(to_array(encoded), self.strengths), encoded)
 
-    def classifiers(self, local: Places, shown: Shown, guides: Vectors) -> core.Classifiers:
+    def classifiers(self, local: Places, shown: Shown, word_prototypes: Vectors) -> core.Classifiers:
         """The labels' classifiers, from the places of images that show them and from what their words suggest."""
         pictures = Pictures.of(local)
-        return core.Classifiers.of([self.fit(pictures, *label) for label in zip(shown.T, guides, strict=True)])
+        return core.Classifiers.of([self.fit(pictures, *label) for label in zip(shown.T, word_prototypes, strict=True)])
 
-    def fit(self, pictures: Pictures, shown: Shown, guide: Vector) -> core.Fitted:
+    def fit(self, pictures: Pictures, shown: Shown, word: Vector) -> core.Fitted:
         """One label's classifier: the cosine with its prototype, scaled."""
         scaled = replace(self.strengths, kappa=self.scale, offset=0.0)
-        return core.prototype_classifier(self.prototype(pictures, shown, guide), scaled)
+        return core.prototype_classifier(self.prototype(pictures, shown, word), scaled)
 
-    def prototype(self, pictures: Pictures, shown: Shown, guide: Vector) -> Vector:
+    def prototype(self, pictures: Pictures, shown: Shown, word: Vector) -> Vector:
         """The mean of the images' attended features, with what the word suggests mixed in."""
-        return core.support_prototype(pictures.take(shown), guide, 1.0, self.strengths)
+        return core.support_prototype(pictures.take(shown), word, 1.0, self.strengths)
 
-    def fit_answers(self, pictures: Pictures, shown: Shown, guide: Vector) -> core.Fitted:
+    def fit_answers(self, pictures: Pictures, shown: Shown, word: Vector) -> core.Fitted:
         """One label's classifier from pictures that a person said show it or not; the latter are ignored."""
-        return core.prototype_classifier(self.prototype(pictures, shown, guide), self.strengths)
+        return core.prototype_classifier(self.prototype(pictures, shown, word), self.strengths)
 
 
 @options
@@ -197,14 +199,14 @@ class Posterior(ClosedForm):
             self.name_right, self.name_wrong, self.name_between, self.name_within, self.name_prior
         )
 
-    def fit(self, pictures: Pictures, shown: Shown, guide: Vector) -> core.Fitted:
+    def fit(self, pictures: Pictures, shown: Shown, word: Vector) -> core.Fitted:
         weights = np.where(shown, 1.0, 1.0 if self.complete else self.strengths.unnamed).astype(np.float32)
-        return core.fit_label(pictures, shown, weights, guide, self.strengths, self.evidence)
+        return core.fit_label(pictures, shown, weights, word, self.strengths, self.evidence)
 
-    def fit_answers(self, pictures: Pictures, shown: Shown, guide: Vector) -> core.Fitted:
+    def fit_answers(self, pictures: Pictures, shown: Shown, word: Vector) -> core.Fitted:
         """One label's classifier from pictures that a person said show it or not, each with full weight."""
         ones = np.ones(len(shown), np.float32)
-        return core.fit_label(pictures, shown, ones, guide, self.strengths, self.evidence, impostors=ones == 0)
+        return core.fit_label(pictures, shown, ones, word, self.strengths, self.evidence, impostors=ones == 0)
 
 
 @options
@@ -216,8 +218,8 @@ class Rocchio(ClosedForm):
 
     rejection: float = 0.4
 
-    def prototype(self, pictures: Pictures, shown: Shown, guide: Vector) -> Vector:
-        before = super().prototype(pictures, shown, guide)
+    def prototype(self, pictures: Pictures, shown: Shown, word: Vector) -> Vector:
+        before = super().prototype(pictures, shown, word)
         rejected = pictures.take(~shown).attend(before, self.strengths.query_focus)
         away: Vector = core.unit(rejected.sum(axis=0)) * np.float32(self.rejection * min(len(rejected) / ENOUGH, 1))
         return core.unit(before - away)
@@ -250,7 +252,7 @@ class Whitened(Precoded):
         """The places of the maps in the whitened space."""
         return self.space_.project(to_array(places(maps.float())))
 
-    def guides(self, words: Words) -> Vectors:
+    def word_prototypes(self, words: Words) -> Vectors:
         """Zeros: a rival in this space learns only from answers."""
         return np.zeros((len(words), self.space_.size), np.float32)
 
@@ -265,7 +267,7 @@ class Whitened(Precoded):
             return self.method.adapt_encoded(support)
         return self.method.adapt(support)
 
-    def fit_answers(self, pictures: Pictures, shown: Shown, guide: Vector) -> core.Fitted:
+    def fit_answers(self, pictures: Pictures, shown: Shown, word: Vector) -> core.Fitted:
         """One label's logistic regression on pictures' normalised means; its name is not used."""
         if not isinstance(self.method, LogisticRegression) or not self.method.unit_length:
             raise InputError(
@@ -273,7 +275,7 @@ class Whitened(Precoded):
             )
         whole, targets = torch.from_numpy(pictures.means), torch.from_numpy(shown)[:, None]
         head = fit_logistic(whole, targets, penalty=self.method.penalty, balanced=self.method.balanced)
-        nothing = np.zeros_like(guide)
+        nothing = np.zeros_like(word)
         return core.Fitted(nothing, to_array(head.weight)[0], nothing, float(head.bias[0]))
 
 
