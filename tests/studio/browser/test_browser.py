@@ -104,7 +104,7 @@ def teach(opened: Opened, picture: str, label: str) -> None:
     opened.page.get_by_role("button", name="New label n").click()
     opened.page.get_by_label("Name", exact=True).fill(label)
     opened.page.get_by_role("button", name="Teach").click()
-    expect(opened.page.get_by_role("heading", name=re.compile(label))).to_be_visible()
+    expect(opened.page.get_by_role("heading", name=re.compile(label, re.IGNORECASE))).to_be_visible()
 
 
 def answers(opened: Opened) -> int:
@@ -667,6 +667,15 @@ def test_a_label_that_is_there_is_opened_not_defined_anew(opened: Opened) -> Non
     opened.page.keyboard.press("Enter")
     expect(opened.page.get_by_text("There is a label “dog” already.")).to_be_visible()
     assert [each.name for each in opened.client.labels()] == ["dog"]
+
+
+def test_a_label_that_was_made_elsewhere_a_moment_ago_is_not_made_a_second_time(opened: Opened) -> None:
+    opened.page.route("**/v1/events", lambda _route: None)  # the page is not told
+    opened.page.reload()
+    expect(opened.page.get_by_text("None yet.")).to_be_visible()
+    opened.client.define("Dog")
+    teach(opened, "00-dog-cat.png", "dog")
+    assert [(label.name, label.examples) for label in opened.client.labels()] == [("Dog", 1)]
 
 
 def test_a_quoted_word_becomes_a_label_without_its_quotes(opened: Opened) -> None:

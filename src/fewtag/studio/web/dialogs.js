@@ -58,9 +58,11 @@ function chosenPictures() {
 }
 
 /** @param {(name: string) => void} run */
-const submitting = (run) => (/** @type {SubmitEvent} */ event) => {
+const submitting = (run) => async (/** @type {SubmitEvent} */ event) => {
   event.preventDefault();
   const name = String(new FormData(/** @type {HTMLFormElement} */ (event.target)).get("name") ?? "").trim();
+  // it may have been made elsewhere, or before this page knew the labels
+  if (name && !store.labelNames.value.includes(name)) await store.loadLabels();
   if (name) run(name);
 };
 
