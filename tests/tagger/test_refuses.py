@@ -219,6 +219,9 @@ def test_labels_are_names() -> None:
         told_of(None, None, False)
     with pytest.raises(InputError, match="is no text that could be written"):
         label_name(os.fsdecode(b"caf\xe9"))
+    for letter in "\0\x1b\x7f\x9b":
+        with pytest.raises(InputError, match="has a control character"):
+            label_name(f"do{letter}g")
 
 
 def test_one_spelling_of_each_name() -> None:

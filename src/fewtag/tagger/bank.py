@@ -559,6 +559,8 @@ def label_name(name: object, where: str = "") -> str:
         raise InputError(f"a label{where} is empty; give it a name")
     if not cleaned.isascii() and cleaned.encode(errors="replace").decode() != cleaned:  # a folder in Latin 1, say
         raise InputError(f"label {cleaned!r}{where} is no text that could be written; name it otherwise")
+    if any(unicodedata.category(letter) == "Cc" for letter in cleaned):  # which neither XML nor a terminal takes
+        raise InputError(f"label {cleaned!r}{where} has a control character; name it otherwise")
     if ";" in cleaned:
         raise InputError(f'label {cleaned!r} contains ";", which separates labels in tables; name it otherwise')
     if cleaned.startswith("!"):
