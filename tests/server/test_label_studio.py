@@ -274,14 +274,15 @@ def test_many_choices_are_saved_at_once(connected: Running, monkeypatch: pytest.
     assert Tagger.load(connected.served.bank.path).definitions_["zzqxv"].kind == "none"
 
 
-def test_an_alias_and_a_nested_choice_are_what_label_studio_calls_them() -> None:
+def test_an_alias_and_a_nested_choice_are_what_label_studio_calls_them_and_say_what_they_are_under() -> None:
     (tag,) = controls(
         '<View><Image name="i" value="$i"/><Choices name="c" toName="i" allowNested="true" choice="multiple">'
-        '<Choice value="Dog" alias="d"/><Choice value="cats"><Choice value="Manx"/></Choice></Choices></View>'
+        '<Choice value="Dog" alias="d"/><Choice value="cats"><Choice value="Manx"/><Choice value="Korat"/></Choice>'
+        "</Choices></View>"
     )
     assert tag.item(["Dog"])["value"]["choices"] == ["d"]
     item = {"from_name": "c", "type": "choices", "value": {"choices": ["d", ["cats", "Manx"]]}}
-    assert tag.said([Item.model_validate(item)]) == {"Dog": "yes", "cats": "no", "Manx": "yes"}
+    assert tag.said([Item.model_validate(item)]) == {"Dog": "yes", "cats": "yes", "Manx": "yes", "Korat": "no"}
 
 
 ELSEWHERE = "nothing else is fetched"

@@ -82,8 +82,8 @@ class Control:
         for item in result:
             if item.from_name == self.name and item.type == "choices":
                 asked = True
-                # a nested choice is given as its path
-                chosen |= {each if isinstance(each, str) else each[-1] for each in item.value.choices}
+                # a nested choice is given as its path, all of which it says: a Manx is a cat
+                chosen.update(*([each] if isinstance(each, str) else each for each in item.value.choices))
         return {label: "yes" if called in chosen else "no" for label, called in self.choices.items()} if asked else {}
 
 
