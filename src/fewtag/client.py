@@ -297,7 +297,9 @@ class Client:
         try:
             connection.connect()
         except OSError as error:
-            raise ConnectionError(f"no server answers at {self.url} ({error}); start it, or check the address") from error
+            raise ConnectionError(
+                f"no server answers at {self.url} ({error}); start it, or check the address"
+            ) from error
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}

@@ -101,15 +101,12 @@ async function learn(typed, digests, refused) {
     return store.go("review", known);
   }
   const stack = store.route.value.screen === "library";
-  const made = await store.attempt(() => (digests.length ? api.teach(name, digests.slice(0, store.MOST), stack) : api.define(name, true)), refused);
+  const made = await store.attempt(() => (digests.length ? api.teach(name, digests, stack) : api.define(name, true)), refused);
   if (!made) return; // the dialog stays, with what was typed
   store.dialog.value = "";
   selection.value = new Set();
-  const others = digests.slice(store.MOST).map((picture) => /** @type {const} */ ({ picture, label: made.name, answer: "yes", stack }));
-  const more = others.length ? Object.assign(store.answer(others), { under: 1 }) : undefined;
-  const learnt = (await more?.taken) === false ? store.MOST : digests.length;
   const meant = made.means?.match(/ \(.+\)$/)?.[0] ?? ""; // a name of another language: “Hund” (dog)
-  await store.sayChange(`“${made.name}”${meant} ${learnt ? `learnt from ${plural(learnt)}` : "starts from its name"}.`, more);
+  await store.sayChange(`“${made.name}”${meant} ${digests.length ? `learnt from ${plural(digests.length)}` : "starts from its name"}.`, made.undo);
   store.go("review", made.name);
 }
 
@@ -145,13 +142,14 @@ function EditLabel() {
     // what lies under both names becomes one, too
     const made = await store.attempt(() => api.change(name, { name: to, merge: merge || names.some((each) => each.startsWith(`${to}/`)) }));
     if (!made) return;
-    await store.sayChange(merge ? `“${name}” is now part of “${made.name}”.` : `“${name}” is now “${names.includes(name) ? made.name : to}”.`);
+    await store.sayChange(merge ? `“${name}” is now part of “${made.name}”.` : `“${name}” is now “${names.includes(name) ? made.name : to}”.`, made.undo);
     store.go("review", made.name);
   };
   const forget = async () => {
     store.dialog.value = "";
-    if ((await store.attempt(() => api.forget(name).then(() => true))) !== true) return;
-    await store.sayChange(`“${name}” is deleted.`);
+    const undo = await store.attempt(() => api.forget(name));
+    if (!undo) return;
+    await store.sayChange(`“${name}” is deleted.`, undo);
     store.go("library");
   };
   return html`<${Dialog} title=${`Label “${name}”`}>
