@@ -199,10 +199,12 @@ def test_a_name_that_is_no_word_is_refused_alone_and_learnt_from_pictures(studio
 
 
 def test_a_threshold_decides_the_tags_and_goes_back(studio: Studio) -> None:
-    before = studio.define("dog")
+    studio.define("dog")
+    before = studio.label("dog")
     assert studio.set_threshold("dog", 1.0).tags == 0
     assert studio.set_threshold("dog", 0.0).tags == 120
-    assert studio.set_threshold("dog", None) == before
+    studio.set_threshold("dog", None)
+    assert studio.label("dog") == before
     with pytest.raises(InputError, match="from 0 to 1"):
         studio.set_threshold("dog", 2.0)
 

@@ -80,7 +80,11 @@ class Fold:
         elif label is not None and kind == "forget":
             del self.labels[label.id]
         for said in change.answers:
-            self.latest.setdefault(self.resolve(said.label), {})[said.picture] = said
+            latest = self.latest.setdefault(self.resolve(said.label), {})
+            # to an edited file goes what still stands of the one before
+            before = latest.get(facts["from"]) if kind == "carry" else said
+            if before is not None:
+                latest[said.picture] = said._replace(answer=before.answer, source=before.source)
 
     def _merge(self, label: int, other: int) -> None:
         into = self.resolve(other)
