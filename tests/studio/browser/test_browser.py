@@ -876,6 +876,33 @@ def test_back_from_a_picture_one_goes_on_where_one_was(opened: Opened) -> None:
     expect(opened.cell("32-cat.png")).to_be_focused()
 
 
+def test_the_focus_is_never_lost(opened: Opened) -> None:
+    page, stage = opened.page, opened.page.get_by_role("region", name="The picture")
+    opened.client.define("dog")
+    cell, link = opened.cell("03-dog.png"), page.get_by_role("link", name="Review dog")
+    expect(link).to_be_visible()
+    cell.focus()
+    for key in ("?", "d", "n"):
+        page.keyboard.press(key)
+        expect(page.get_by_role("dialog")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(cell).to_be_focused()
+    cell.click()
+    page.keyboard.press("Enter")
+    expect(stage).to_be_focused()
+    page.get_by_role("button", name="dog: no").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("heading", name="04-cat.png")).to_be_visible()
+    expect(stage).to_be_focused()
+    page.get_by_role("button", name="The next picture").press("Enter")
+    expect(page.get_by_role("heading", name="05-sofa.png")).to_be_visible()
+    expect(page.get_by_role("button", name="The next picture")).to_be_focused()
+    link.press("Enter")
+    expect(page.locator("[data-place='0']")).to_be_focused()
+    page.get_by_role("link", name="Missed?").press("Enter")
+    expect(page.locator("[data-place='0']")).to_be_focused()
+
+
 def test_escape_leaves_the_selection_then_the_search(opened: Opened) -> None:
     page = opened.page
     page.evaluate("location.hash = '#/?q=is%3Auntagged'")

@@ -9,9 +9,9 @@ import { html, useEffect, useLayoutEffect, useRef, useSignal } from "./view.js";
 function Dialog({ title, children, wide }) {
   const element = /** @type {{current: HTMLDialogElement | null}} */ (useRef(null));
   useLayoutEffect(() => {
-    const before = /** @type {HTMLElement | null} */ (document.activeElement);
-    element.current?.showModal();
-    return () => before?.focus?.({ preventScroll: true });
+    const dialog = /** @type {HTMLDialogElement} */ (element.current);
+    dialog.showModal();
+    return () => dialog.close(); // which gives the focus back; one that is taken away open does not
   }, []);
   const close = () => (store.dialog.value = "");
   /** Text that is dragged over the edge ends outside, but began inside. */
