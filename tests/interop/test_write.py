@@ -158,6 +158,8 @@ def test_a_projects_answers_are_written(
     assert tags(album / "a.jpg.xmp", "lr:hierarchicalSubject") == ["pets|dog"]
     assert cli("write", "project", album).code == 0, "the bank's guesses too, but where a person said no"
     assert {path.name for path in album.rglob("*.xmp")} == {"a.jpg.xmp", "ä b.png.xmp"}
+    assert cli("write", "project", album, "--threshold", 0).code == 0
+    assert {path.name for path in album.rglob("*.xmp")} == {"a.jpg.xmp", "ä b.png.xmp"}
     assert cli("write", "project", album, "--threshold", 1).code == 0
     assert [path.name for path in album.rglob("*.xmp")] == ["a.jpg.xmp"]
     said = cli("write", "project", album, "--confirmed", "--threshold", 0)

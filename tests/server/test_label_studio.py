@@ -297,6 +297,7 @@ REFUSED = {
     "/api/users": "not under /data/",
     "/data/../api/users": "not under /data/",
     "/data/%2e%2E/api/users": "not under /data/",
+    "/data/..%2Fapi/users": "not under /data/",
     "/data/upload/1/a-away": "answers 302",
     "/data/upload/1/a-gone": "answers 404",
     "/data/upload/1/a-large": "more than 100,000 bytes",
@@ -323,9 +324,9 @@ def test_links_of_label_studio_are_fetched_with_the_key_of_the_environment(
         "/data/upload/1/a-dog.png",
         "/data/local-files/?d=some%20folder/b-dog.png",
         f"{url(host)}/data/upload/2/c-dog.png",
+        "/data/upload/1/good..d-dog.png",
     ]
-    found = results(predict(connected, *links))
-    assert found[0] == found[1] == found[2] == ["Dog"]
+    assert results(predict(connected, *links)) == 4 * [["Dog"]]
     assert {key for _, key, _ in host.asked} == {f"Token {KEY}"}
     assert {name for _, _, name in host.asked} == {url(host).removeprefix("http://")}
 

@@ -146,6 +146,16 @@ def test_an_answer_to_a_label_that_was_merged_counts_for_the_other(project: Proj
     assert state(project.fold) == {"egret": {"p": "yes"}}
 
 
+def test_a_label_whose_making_is_undone_is_gone_however_often_it_was_defined_anew(project: Project) -> None:
+    heron = define(project, "heron")
+    project.change("define", {"label": heron, "name": "heron", "like": ["bird"], "words": True})
+    say(project, "p", heron)
+    undo = project.undo(heron)
+    assert state(project.fold) == {}
+    project.undo(undo.n)
+    assert (state(project.fold), project.fold.labels[heron].like) == ({"heron": {"p": "yes"}}, ("bird",))
+
+
 def test_an_undo_that_would_make_two_labels_of_one_name_is_refused(project: Project) -> None:
     heron = define(project, "heron")
     forget = project.change("forget", {"label": heron})

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from fastapi import APIRouter, Depends, Response
 from fastapi.responses import JSONResponse
@@ -363,7 +363,7 @@ class OneHost:
             )
         path = parts.path if self.base and parts.path.startswith(self.base + "/") else self.base + parts.path
         inside = path.removeprefix(self.base)
-        if not inside.startswith(PLACES) or ".." in inside.replace("%2e", ".").replace("%2E", "."):
+        if not inside.startswith(PLACES) or ".." in unquote(inside).split("/"):
             raise InputError(
                 f"the picture {link[:100]!r} is not under {' or '.join(PLACES)}; upload it to Label Studio"
             )

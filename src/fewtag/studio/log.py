@@ -61,7 +61,7 @@ class Fold:
         """Applies a change; one about a label that does not exist, since its creation was undone, does nothing."""
         facts, kind = change.facts, change.kind
         label = self.labels.get(facts.get("label", change.n))
-        if kind == "define":
+        if kind == "define" and (label is not None or "label" not in facts):
             like = None if facts["like"] is None else tuple(facts["like"])
             known = label or Label(change.n, facts["name"])
             self.labels[known.id] = known._replace(like=like, words=facts["words"])
