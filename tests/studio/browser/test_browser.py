@@ -613,7 +613,9 @@ def test_sidecars_are_written_and_taken_back(opened: Opened, pictures: Path) -> 
     page = opened.page
     teach(opened, "00-dog-cat.png", "dog")
     page.keyboard.press("d")
+    expect(page.get_by_label("With probabilities")).to_be_visible()
     page.get_by_label("XMP sidecars").check()
+    expect(page.get_by_label("With probabilities")).to_have_count(0)
     page.locator("summary").filter(has_text="00-dog-cat.png + dog").click()
     expect(page.get_by_text("<rdf:li>dog</rdf:li>").first).to_be_visible()
     assert not list(pictures.glob("*.xmp"))

@@ -253,8 +253,8 @@ function Deliver() {
     <fieldset class="formats"><legend>As</legend>${FORMATS.map(([format, text, says]) => html`<label class="choice" key=${format}>
       <input type="radio" name="format" checked=${wanted.value.format === format} onChange=${() => choose({ format })} /><span>${text} <span class="dim">${says}</span></span></label>`)}</fieldset>
     ${!graph && html`<label class="choice"><input type="checkbox" checked=${wanted.value.confirmed_only} onChange=${() => choose({ confirmed_only: !wanted.value.confirmed_only })} />
-      <span>Only what a person confirmed</span></label>
-    <label class="choice"><input type="checkbox" checked=${wanted.value.scores} onChange=${() => choose({ scores: !wanted.value.scores })} />
+      <span>Only what a person confirmed</span></label>`}
+    ${!graph && !sidecars && html`<label class="choice"><input type="checkbox" checked=${wanted.value.scores} onChange=${() => choose({ scores: !wanted.value.scores })} />
       <span>With probabilities</span></label>`}
     <div class="plan" aria-live="polite">
       ${refusal.value && html`<p class="bad">${refusal.value}</p>`}
