@@ -22,6 +22,7 @@ from serving import serving
 from tiny import draw
 
 from fewtag.client import Client
+from fewtag.studio import index
 from fewtag.studio.studio import Studio
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
@@ -678,9 +679,11 @@ def test_a_label_that_is_there_is_opened_not_defined_anew(opened: Opened) -> Non
 
 
 def test_a_label_that_was_made_elsewhere_a_moment_ago_is_not_made_a_second_time(opened: Opened) -> None:
+    none = opened.page.get_by_text("None yet.")
+    expect(none).to_be_visible()  # it has its session
     opened.page.route("**/v1/events", lambda _route: None)  # the page is not told
     opened.page.reload()
-    expect(opened.page.get_by_text("None yet.")).to_be_visible()
+    expect(none).to_be_visible()
     opened.client.define("Dog")
     teach(opened, "00-dog-cat.png", "dog")
     assert [(label.name, label.examples) for label in opened.client.labels()] == [("Dog", 1)]
@@ -757,8 +760,14 @@ def test_a_question_about_one_picture_shows_it_large_and_without_an_answer(opene
     assert answers(opened) == had
 
 
-def test_screens_that_were_opened_while_the_studio_was_away_are_filled_when_it_is_back(opened: Opened) -> None:
+def test_screens_that_were_opened_while_the_studio_was_away_are_filled_when_it_is_back(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = opened.page
+    monkeypatch.setattr(index, "AGAIN_SECONDS", 3600.0)  # no news come by themselves
+    assert opened.studio
+    opened.studio.rescan()
+    assert opened.studio.wait(300.0)
     opened.client.define("dog")
     expect(page.get_by_role("link", name="Review dog")).to_be_visible()
     for address, filled in (("#/?q=dog", "Search"), ("#/review/dog", "Is there a dog?")):

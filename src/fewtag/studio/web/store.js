@@ -33,7 +33,15 @@ let away = false;
 effect(() => {
   if (online.value && away) returns.value = returns.peek() + 1;
   away = !online.value;
+  if (away) knock();
 });
+/** Asks until the studio is back: what failed may have been one request, and nothing else be on its way. */
+async function knock() {
+  while (!online.peek() && !locked.peek()) {
+    await new Promise((wake) => setTimeout(wake, 1500));
+    await loadProject();
+  }
+}
 /** @type {import("./view.js").Signal<Toast[]>} */
 export const toasts = signal(/** @type {Toast[]} */ ([]));
 /** What a screen reader hears of a result. */
