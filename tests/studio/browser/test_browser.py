@@ -425,10 +425,13 @@ def test_on_a_telephone_one_finger_draws_a_part_and_two_zoom(opened: Opened, bro
 def test_every_screen_is_readable(opened: Opened, scheme: Any) -> None:
     page = opened.page
     page.emulate_media(color_scheme=scheme)
+    expect(opened.cell("00-dog-cat.png")).to_be_visible()
     check_readable(page)
     opened.cell("00-dog-cat.png").click()
+    expect(page.get_by_role("toolbar")).to_be_visible()
     check_readable(page)
     page.keyboard.press("n")
+    expect(page.get_by_role("dialog")).to_be_visible()
     check_readable(page)
     page.get_by_label("Name", exact=True).fill("dog")
     page.keyboard.press("Enter")
@@ -438,6 +441,7 @@ def test_every_screen_is_readable(opened: Opened, scheme: Any) -> None:
     expect(page.get_by_role("group", name="dog")).to_be_visible()
     check_readable(page)
     page.keyboard.press("d")
+    expect(page.get_by_role("dialog").get_by_text("new or changed")).to_be_visible()
     check_readable(page)
 
 
@@ -446,7 +450,7 @@ READABLE = (Path(__file__).parent / "readable.js").read_text(encoding="utf-8")
 
 def check_readable(page: Page) -> None:
     """Every picture has its text, every control a name, every text a contrast of 4.5."""
-    page.wait_for_timeout(150)
+    page.evaluate("() => Promise.allSettled(document.getAnimations().map((each) => each.finished))")
     wrong = page.evaluate(READABLE)
     assert not wrong, "\n".join(sorted(set(wrong)))
 
@@ -952,8 +956,9 @@ def test_a_dialog_that_follows_another_at_once_stays_open(opened: Opened) -> Non
         expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
         page.keyboard.press("Escape")
         page.keyboard.press("d")
-        page.wait_for_timeout(100)
-        expect(page.get_by_role("dialog", name="Deliver the tags")).to_be_visible(timeout=2000)
+        expect(page.get_by_role("dialog", name="Deliver the tags")).to_be_visible()
+        page.evaluate("() => new Promise((done) => setTimeout(done))")  # the end of the first is told of later
+        expect(page.get_by_role("dialog", name="Deliver the tags")).to_be_visible()
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)
 
