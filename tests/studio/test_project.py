@@ -225,6 +225,19 @@ def test_a_full_disk_refuses_the_answer_and_loses_none(project: Project) -> None
     assert state(Project(project.folder).fold) == {"heron": held["heron"] | {"r": "yes"}}
 
 
+def test_nothing_is_taken_while_the_project_is_not_where_it_was(project: Project, tmp_path: Path) -> None:
+    heron = define(project, "heron")
+    project.folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(UnavailableError, match="was moved or deleted while it is open; put it back"):
+        say(project, "p", heron)
+    project._readers.clear()
+    with pytest.raises(UnavailableError, match="was moved or deleted while it is open; put it back"):
+        project.files()
+    (tmp_path / "elsewhere").rename(project.folder)
+    say(project, "q", heron)
+    assert state(project.fold) == {"heron": {"q": "yes"}}
+
+
 def test_a_project_that_may_only_be_read_is_refused_in_one_sentence(project: Project) -> None:
     heron = define(project, "heron")
     project._writer.execute("PRAGMA query_only = ON")  # what a closed folder is to SQLite; root may write to any

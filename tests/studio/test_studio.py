@@ -483,6 +483,16 @@ def test_a_bank_that_cannot_be_written_is_told_and_written_later(studio: Studio)
     assert Tagger.load(bank).classes_ == ("dog",)
 
 
+def test_no_bank_is_written_where_the_project_was(studio: Studio, tmp_path: Path) -> None:
+    studio.define("dog")
+    assert studio.wait(300)
+    studio.folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="was moved or deleted while it is open"):
+        studio.deriver.write(studio.deriver.bank(studio.project.fold))
+    assert not studio.folder.exists()
+    (tmp_path / "elsewhere").rename(studio.folder)
+
+
 def test_answers_given_while_files_are_away_are_in_the_bank(open_studio: Open, album: Path, tmp_path: Path) -> None:
     studio = open_studio(album)
     pictures = list(digests(studio).values())
