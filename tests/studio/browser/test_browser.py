@@ -936,7 +936,7 @@ def test_escape_leaves_the_selection_then_the_search(opened: Opened) -> None:
     expect(page.get_by_role("heading", name="All pictures")).to_be_visible()
 
 
-def test_not_this_of_a_label_that_is_not_there_keeps_what_was_typed(opened: Opened) -> None:
+def test_not_this_of_a_label_that_is_not_there_keeps_what_was_typed_and_case_does_not_matter(opened: Opened) -> None:
     page = opened.page
     opened.cell("01-sofa.png").click()
     expect(page.get_by_role("toolbar").get_by_role("button", name="Not this")).to_have_count(0)  # of no label
@@ -946,6 +946,9 @@ def test_not_this_of_a_label_that_is_not_there_keeps_what_was_typed(opened: Open
     page.get_by_role("button", name="Say no").click()
     expect(page.get_by_role("dialog").get_by_role("alert")).to_have_text("There is no label “dgo” yet.")
     expect(page.get_by_label("Label", exact=True)).to_have_value("dgo")
+    page.get_by_label("Label", exact=True).fill("Dog")
+    page.get_by_role("button", name="Say no").click()
+    expect(opened.toast("1 picture: not “dog”")).to_be_visible()
 
 
 def test_a_dialog_that_follows_another_at_once_stays_open(opened: Opened) -> None:

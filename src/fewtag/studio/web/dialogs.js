@@ -66,16 +66,20 @@ const submitting = (run) => async (/** @type {SubmitEvent} */ event) => {
   if (name) run(name);
 };
 
+/** The label of this name, in whatever case: “Food” beside “food” would be two labels of one thing. @param {string} typed */
+const labelCalled = (typed) =>
+  store.labelNames.value.includes(typed) ? typed : store.labelNames.value.find((each) => each.toLowerCase() === typed.toLowerCase());
+
 /** @param {{title: string, says: string, verdict: "yes" | "no"}} props */
 function Name({ title, says, verdict }) {
   const digests = chosenPictures();
   const refusal = useSignal("");
   const run = (/** @type {string} */ name) => {
-    const known = store.labelNames.value.includes(name);
+    const known = labelCalled(name);
     if (!known && verdict === "yes") return void learn(name, digests, (sentence) => (refusal.value = sentence));
     if (!known) return void (refusal.value = `There is no label “${name}” yet.`);
     store.dialog.value = "";
-    answerFor(name, verdict, digests);
+    answerFor(known, verdict, digests);
     selection.value = new Set();
   };
   return html`<${Dialog} title=${`${title}: ${plural(digests.length)}`}>
@@ -92,8 +96,7 @@ function Name({ title, says, verdict }) {
 
 /** Makes a label from pictures, or from its name alone, and asks about it. @param {string} typed @param {string[]} digests @param {(sentence: string) => void} refused */
 async function learn(typed, digests, refused) {
-  // “Food” beside “food” would be two labels of one thing
-  const known = store.labelNames.value.find((each) => each.toLowerCase() === typed.toLowerCase());
+  const known = labelCalled(typed);
   const name = known ?? typed;
   if (known && !digests.length) {
     store.dialog.value = "";
