@@ -280,9 +280,13 @@ def test_an_alias_and_a_nested_choice_are_what_label_studio_calls_them_and_say_w
         '<Choice value="Dog" alias="d"/><Choice value="cats"><Choice value="Manx"/><Choice value="Korat"/></Choice>'
         "</Choices></View>"
     )
-    assert tag.item(["Dog"])["value"]["choices"] == ["d"]
+    assert tag.item(["cats", "Manx", "Dog"])["value"]["choices"] == [["cats", "Manx"], ["d"]], "what can be chosen"
     item = {"from_name": "c", "type": "choices", "value": {"choices": ["d", ["cats", "Manx"]]}}
     assert tag.said([Item.model_validate(item)]) == {"Dog": "yes", "cats": "yes", "Manx": "yes", "Korat": "no"}
+    flat = '<View><Image name="i" value="$i"/><Choices name="c" toName="i"><View><Choice value="Dog" alias="d"/></View>'
+    (tag,) = controls(flat + '<Choice value="cats"><Choice value="Manx"/></Choice></Choices></View>')
+    assert tag.item(["Dog", "cats"])["value"]["choices"] == ["d"], "one, not in a path"
+    assert list(tag.choices) == ["Dog", "cats"], "none that is not shown"
 
 
 ELSEWHERE = "nothing else is fetched"
