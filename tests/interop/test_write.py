@@ -340,6 +340,14 @@ def test_a_name_with_a_backslash_of_its_own_is_found(cli: Cli, bank: Path, album
     assert cli("learn", bank, "own.csv", "--root", album).code == 0
 
 
+def test_a_name_as_long_as_names_may_be_gets_its_sidecar(cli: Cli, album: Path) -> None:
+    name = f"{'夏' * 82}.webp"  # 251 bytes; with .xmp 255
+    (album / "c.webp").rename(album / name)
+    Path("own.csv").write_text(f"image,tags\n{name},dog\n")
+    assert cli("write", "own.csv", album).code == 0
+    assert tags(album / f"{name}.xmp") == ["dog"]
+
+
 def test_two_runs_do_not_write_under_one_folder_at_once(cli: Cli, album: Path) -> None:
     lock = user_cache_folder() / "writing" / digest(str(album.resolve()))[:16]
     with locked(lock):
