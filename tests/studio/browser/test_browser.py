@@ -739,9 +739,15 @@ def test_a_data_set_is_delivered_into_the_projects_folder(opened: Opened) -> Non
     assert len(json.loads((folder / "annotations.json").read_text())["images"]) == COUNT
 
 
-def test_a_newcomer_is_told_what_to_do_until_there_is_a_label(opened: Opened) -> None:
+def test_a_newcomer_is_told_what_to_do_from_the_first_picture_on_until_there_is_a_label(opened: Opened) -> None:
     hint = opened.page.get_by_text("Click a picture that shows something")
     expect(hint).to_be_visible()
+    opened.page.route("**/v1/labels", lambda _route: None)  # they come later than the pictures
+    opened.page.reload()
+    expect(opened.cell("00-dog-cat.png")).to_be_visible()
+    expect(hint).to_be_visible()
+    opened.page.unroute_all()
+    opened.page.reload()
     opened.client.define("dog")
     expect(hint).to_have_count(0)
 

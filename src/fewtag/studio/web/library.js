@@ -77,7 +77,8 @@ export function Library() {
     list.need(0, 1);
   }, [list]);
   useRefresh(list, cursor);
-  const total = list.total.value;
+  // not before the project is known, and with it whether there is a hint above them: a click would miss what moves
+  const total = store.project.value && list.total.value;
   const window_ = useMemo(() => (/** @type {number} */ first, /** @type {number} */ end) => void list.need(first, end), [list]);
 
   /** @param {Iterable<number>} places @param {boolean} on */
@@ -138,7 +139,7 @@ export function Library() {
 
   return html`<main class="library">
     <${Heading} list=${list} query=${query} total=${total} />
-    ${store.labels.value?.length === 0 && Boolean(total) && html`<p class="enough">Click a picture that shows something, then give it a name: that is a label, and it finds more of the kind.</p>`}
+    ${store.project.value?.labels === 0 && Boolean(total) && html`<p class="enough">Click a picture that shows something, then give it a name: that is a label, and it finds more of the kind.</p>`}
     ${total === 0
       ? html`<${Nothing} query=${query} refusal=${list.refusal.value} />`
       : html`<${Grid} label="Pictures" total=${total ?? 0} at=${(/** @type {number} */ place) => list.at(place)} cursor=${cursor}
