@@ -230,6 +230,7 @@ def test_everything_is_done_by_keys_alone(opened: Opened) -> None:
     expect(page.get_by_role("toolbar")).to_contain_text("selected")
     press("Escape")
     expect(page.get_by_role("toolbar")).to_have_count(0)
+    expect(page.locator("[data-place='0']")).to_be_visible()
     press("g")
     expect(page.get_by_role("heading", name="Like this picture")).to_be_visible()
     expect(page.locator("[data-place='0']")).to_be_visible()
@@ -1205,6 +1206,17 @@ def test_answers_are_sent_even_if_the_studio_was_away_when_the_page_was_opened(o
     page.unroute_all()
     page.wait_for_function("() => !Object.keys(localStorage).some((key) => key.startsWith('fewtag.answers'))")
     assert said(opened, "dog")["no"] == had + 1
+
+
+def test_more_like_this_before_there_is_a_picture_stays_where_one_is(opened: Opened) -> None:
+    page = opened.page
+    expect(opened.cell("00-dog-cat.png")).to_be_visible()
+    page.route("**/v1/search", lambda _route: None)
+    page.evaluate("location.hash = '#/?q=is%3Auntagged'")
+    expect(page.get_by_role("heading", name="is:untagged")).to_be_visible()
+    page.keyboard.press("g")
+    page.evaluate("() => new Promise((done) => setTimeout(done))")
+    assert page.url.endswith("#/?q=is%3Auntagged")
 
 
 def test_arrows_walk_on_past_the_pictures_that_were_read(opened: Opened) -> None:

@@ -133,7 +133,7 @@ export function Library() {
     { keys: ["x"], says: "No: not this label", run: () => answer("no") },
     { keys: ["t"], says: "Tag what is selected", run: () => store.ask("tag") },
     { keys: ["n"], says: "New label from what is selected", run: () => store.ask("new") },
-    { keys: ["g"], says: "More like this picture", run: () => store.go("library", "", { like: chosen()[0] }) },
+    { keys: ["g"], says: "More like this picture", run: () => chosen().length && store.go("library", "", { like: chosen()[0] }) },
     { keys: ["r"], says: "Review the label searched for", run: () => labelOfList() && store.go("review", labelOfList()) },
   ]);
 
