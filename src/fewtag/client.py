@@ -190,6 +190,7 @@ class Client:
         """The job at each of its steps, until it has ended."""
         path = f"{self._prefix}/v1/jobs/{quote(number, safe='')}/events"
         with closing(self._connect()) as connection:
+            self._open(connection)
             connection.request("GET", path, headers=self._headers())
             response = connection.getresponse()
             if response.status != 200:
@@ -270,14 +271,16 @@ class Client:
             self._local.connection = connection
             fresh = connection.sock is None
             try:
+                if fresh:
+                    self._open(connection)
                 with suppress(*(_ENDED if fresh else ())):  # refused before all of it was sent: the reply tells why
                     connection.request(method, self._prefix + path, content, headers)
                 response = connection.getresponse()
                 reply = response.read()
                 if response.will_close:
                     connection.close()
-                wait = response.headers.get("Retry-After")
-                return response.status, reply, None if wait is None else float(wait)
+                wait = response.headers.get("Retry-After", "")
+                return response.status, reply, float(wait) if wait.isdecimal() else None  # a proxy may give a date
             except BaseException as error:
                 connection.close()
                 self._local.connection = None
@@ -290,6 +293,14 @@ class Client:
         connection = kind(str(self._parts.hostname), self._parts.port, timeout=self._timeout)
         self._connections.add(connection)
         return connection
+
+    def _open(self, connection: http.client.HTTPConnection) -> None:
+        try:
+            connection.connect()
+        except OSError as error:
+            raise ConnectionError(
+                f"no server answers at {self.url} ({error}); start it, or check the address"
+            ) from error
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}

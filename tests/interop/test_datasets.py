@@ -218,7 +218,7 @@ def test_a_task_may_have_other_texts_and_nested_choices(tmp_path: Path) -> None:
     tasks = [{"data": data, "annotations": [{"result": [result]}]}]
     (tmp_path / "tasks.json").write_text(json.dumps(tasks))
     (shown,) = read_set(tmp_path / "tasks.json")
-    assert (shown.picture.path, shown.labels) == (tmp_path / "rex.jpg", {"dog", "Manx"})
+    assert (shown.picture.path, shown.labels) == (tmp_path / "rex.jpg", {"dog", "cats", "Manx"})
 
 
 DETECTIONS = {

@@ -160,6 +160,8 @@ def test_a_projects_answers_are_written(
     assert tags(album / "a.jpg.xmp", "lr:hierarchicalSubject") == ["pets|dog"]
     assert cli("write", "project", album).code == 0, "the bank's guesses too, but where a person said no"
     assert {path.name for path in album.rglob("*.xmp")} == {"a.jpg.xmp", "ä b.png.xmp"}
+    assert cli("write", "project", album, "--threshold", 0).code == 0
+    assert {path.name for path in album.rglob("*.xmp")} == {"a.jpg.xmp", "ä b.png.xmp"}
     assert cli("write", "project", album, "--threshold", 1).code == 0
     assert [path.name for path in album.rglob("*.xmp")] == ["a.jpg.xmp"]
     said = cli("write", "project", album, "--confirmed", "--threshold", 0)
@@ -338,6 +340,14 @@ def test_a_name_with_a_backslash_of_its_own_is_found(cli: Cli, bank: Path, album
     Path("own.csv").write_text("image,tags\nback\\slash.webp,dog\n")
     assert cli("write", "own.csv", album).out == f"{album}: 1 file written, 0 unchanged\n"
     assert cli("learn", bank, "own.csv", "--root", album).code == 0
+
+
+def test_a_name_as_long_as_names_may_be_gets_its_sidecar(cli: Cli, album: Path) -> None:
+    name = f"{'夏' * 82}.webp"  # 251 bytes; with .xmp 255
+    (album / "c.webp").rename(album / name)
+    Path("own.csv").write_text(f"image,tags\n{name},dog\n")
+    assert cli("write", "own.csv", album).code == 0
+    assert tags(album / f"{name}.xmp") == ["dog"]
 
 
 def test_two_runs_do_not_write_under_one_folder_at_once(cli: Cli, album: Path) -> None:

@@ -115,6 +115,8 @@ def test_what_is_wrong_with_a_body_is_named(running: Running) -> None:
     for path in ("/v1/tag", "/v1/labels"):
         reply = ask(running.settings.port, "POST", path, bearer, b"{,")
         assert (reply.status, b"the body is no JSON (" in reply.body) == (422, True)
+    reply = ask(running.settings.port, "POST", "/v1/labels", bearer, 100_000 * b"[")
+    assert (reply.status, b"nested too deeply" in reply.body) == (400, True)
     for threshold in (True, "0.5", 7):
         assert (
             ask(

@@ -153,15 +153,19 @@ def test_what_changes_nothing_has_no_key_since_the_server_would_keep_its_reply(n
 def test_only_who_says_how_long_is_waited_for(newer: Client) -> None:
     Newer.busy = [("Retry-After", "0")]
     assert len(newer.tag(b"x")) == 1
-    Newer.busy = [("X-Lasting", "fault")]
-    with pytest.raises(ApiError) as refused:
-        newer.tag(b"x")
-    assert (refused.value.status, len(Newer.asked)) == (503, 3), "a lasting fault is told at once"
+    for asked, said in enumerate((("X-Lasting", "fault"), ("Retry-After", "Fri, 31 Dec 1999 23:59:59 GMT")), 3):
+        Newer.busy = [said]
+        with pytest.raises(ApiError) as refused:
+            newer.tag(b"x")
+        assert (refused.value.status, len(Newer.asked)) == (503, asked), "a lasting fault is told at once"
 
 
-def test_a_server_that_is_not_there_is_not_ready() -> None:
+def test_a_server_that_is_not_there_is_not_ready_and_told_of_with_its_address() -> None:
     client = Client("http://127.0.0.1:9", TOKEN)
     assert (client.health(), client.ready()) == (False, False)
+    for ask in (client.labels, lambda: next(client.follow("1"))):
+        with pytest.raises(ConnectionError, match=r"no server answers at http://127.0.0.1:9 \(.*refused\); start it"):
+            ask()
 
 
 @pytest.mark.filterwarnings("error")

@@ -274,14 +274,19 @@ def test_many_choices_are_saved_at_once(connected: Running, monkeypatch: pytest.
     assert Tagger.load(connected.served.bank.path).definitions_["zzqxv"].kind == "none"
 
 
-def test_an_alias_and_a_nested_choice_are_what_label_studio_calls_them() -> None:
+def test_an_alias_and_a_nested_choice_are_what_label_studio_calls_them_and_say_what_they_are_under() -> None:
     (tag,) = controls(
         '<View><Image name="i" value="$i"/><Choices name="c" toName="i" allowNested="true" choice="multiple">'
-        '<Choice value="Dog" alias="d"/><Choice value="cats"><Choice value="Manx"/></Choice></Choices></View>'
+        '<Choice value="Dog" alias="d"/><Choice value="cats"><Choice value="Manx"/><Choice value="Korat"/></Choice>'
+        "</Choices></View>"
     )
-    assert tag.item(["Dog"])["value"]["choices"] == ["d"]
+    assert tag.item(["cats", "Manx", "Dog"])["value"]["choices"] == [["cats", "Manx"], ["d"]], "what can be chosen"
     item = {"from_name": "c", "type": "choices", "value": {"choices": ["d", ["cats", "Manx"]]}}
-    assert tag.said([Item.model_validate(item)]) == {"Dog": "yes", "cats": "no", "Manx": "yes"}
+    assert tag.said([Item.model_validate(item)]) == {"Dog": "yes", "cats": "yes", "Manx": "yes", "Korat": "no"}
+    flat = '<View><Image name="i" value="$i"/><Choices name="c" toName="i"><View><Choice value="Dog" alias="d"/></View>'
+    (tag,) = controls(flat + '<Choice value="cats"><Choice value="Manx"/></Choice></Choices></View>')
+    assert tag.item(["Dog", "cats"])["value"]["choices"] == ["d"], "one, not in a path"
+    assert list(tag.choices) == ["Dog", "cats"], "none that is not shown"
 
 
 ELSEWHERE = "nothing else is fetched"
@@ -296,6 +301,7 @@ REFUSED = {
     "/api/users": "not under /data/",
     "/data/../api/users": "not under /data/",
     "/data/%2e%2E/api/users": "not under /data/",
+    "/data/..%2Fapi/users": "not under /data/",
     "/data/upload/1/a-away": "answers 302",
     "/data/upload/1/a-gone": "answers 404",
     "/data/upload/1/a-large": "more than 100,000 bytes",
@@ -322,9 +328,9 @@ def test_links_of_label_studio_are_fetched_with_the_key_of_the_environment(
         "/data/upload/1/a-dog.png",
         "/data/local-files/?d=some%20folder/b-dog.png",
         f"{url(host)}/data/upload/2/c-dog.png",
+        "/data/upload/1/good..d-dog.png",
     ]
-    found = results(predict(connected, *links))
-    assert found[0] == found[1] == found[2] == ["Dog"]
+    assert results(predict(connected, *links)) == 4 * [["Dog"]]
     assert {key for _, key, _ in host.asked} == {f"Token {KEY}"}
     assert {name for _, _, name in host.asked} == {url(host).removeprefix("http://")}
 

@@ -141,6 +141,38 @@ def test_review_asks_and_answers_are_undone_and_redone(studio: Running) -> None:
     assert studio.client.get("/v1/project")["can_undo"]
 
 
+def test_every_change_of_a_label_is_undone_by_its_id_whatever_was_done_since(studio: Running) -> None:
+    client, port = studio.client, studio.settings.port
+    client.define("cat")
+    pictures = client.search("")["pictures"]
+    before = [(label.name, label.examples) for label in client.labels()]
+
+    def changed(method: str, path: str, asked: dict[str, object]) -> str:
+        kind = BEARER | ({"Content-Type": "application/json"} if asked else {})
+        reply = ask(port, method, f"/v1/labels{path}", kind, json.dumps(asked).encode() if asked else b"")
+        return str(json.loads(reply.body)["undo"]) if reply.body else reply.headers["fewtag-undo"]
+
+    ids = [
+        changed("POST", "", {"name": "dog"}),
+        changed("POST", "/dog/examples", {"pictures": [pictures[0]["digest"]]}),
+        changed("PATCH", "/dog", {"threshold": 0.9}),
+        changed("PATCH", "/dog", {"name": "hound"}),
+        changed("DELETE", "/hound", {}),
+    ]
+    client.answer(pictures[1]["digest"], "cat", "yes")
+    for number in ids:
+        client.post("/v1/undo", {"id": number})
+    assert [(label.name, label.examples) for label in client.labels()] == [("cat", before[0][1] + 1)]
+
+
+def test_more_pictures_than_a_request_holds_answers_are_taught_at_once(studio: Running) -> None:
+    digests = [cell["digest"] for cell in studio.client.search("")["pictures"]]
+    studio.client.teach_known("dog", digests * (2 * MOST_AT_ONCE // len(digests)))
+    assert studio.client.labels()[0].examples == len(digests)
+    studio.client.post("/v1/undo", {})
+    assert studio.client.labels() == []
+
+
 def test_the_projects_bank_is_one_that_other_commands_can_use(studio: Running, tmp_path: Path) -> None:
     studio.client.teach_known("hound", [digests(studio)["00.png"]])
     studio.client.define("zebra")

@@ -152,6 +152,10 @@ def test_files_that_are_moved_changed_or_gone_are_noticed(open_studio: Open, alb
     said = fold.about(fold.find("dog").id)
     assert (after[unsure] != names[unsure], said[after[unsure]].answer) == (True, "unknown")
     assert said[after[audited]].source == "audit"
+    studio.undo()
+    assert studio.search("is:confirmed", stacked=False).total == 2, "an undo holds for the file that came in between"
+    studio.redo()
+    assert studio.project.fold == fold
     rows = [row["image"] for row in studio.deliver("csv", dry_run=True).sample]
     assert len(after) == 119
     assert rows == sorted(rows)

@@ -146,6 +146,16 @@ def test_an_answer_to_a_label_that_was_merged_counts_for_the_other(project: Proj
     assert state(project.fold) == {"egret": {"p": "yes"}}
 
 
+def test_a_label_whose_making_is_undone_is_gone_however_often_it_was_defined_anew(project: Project) -> None:
+    heron = define(project, "heron")
+    project.change("define", {"label": heron, "name": "heron", "like": ["bird"], "words": True})
+    say(project, "p", heron)
+    undo = project.undo(heron)
+    assert state(project.fold) == {}
+    project.undo(undo.n)
+    assert (state(project.fold), project.fold.labels[heron].like) == ({"heron": {"p": "yes"}}, ("bird",))
+
+
 def test_an_undo_that_would_make_two_labels_of_one_name_is_refused(project: Project) -> None:
     heron = define(project, "heron")
     forget = project.change("forget", {"label": heron})
@@ -213,6 +223,19 @@ def test_a_full_disk_refuses_the_answer_and_loses_none(project: Project) -> None
     say(project, "r", heron)
     project.close()
     assert state(Project(project.folder).fold) == {"heron": held["heron"] | {"r": "yes"}}
+
+
+def test_nothing_is_taken_while_the_project_is_not_where_it_was(project: Project, tmp_path: Path) -> None:
+    heron = define(project, "heron")
+    project.folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(UnavailableError, match="was moved or deleted while it is open; put it back"):
+        say(project, "p", heron)
+    project._readers.clear()
+    with pytest.raises(UnavailableError, match="was moved or deleted while it is open; put it back"):
+        project.files()
+    (tmp_path / "elsewhere").rename(project.folder)
+    say(project, "q", heron)
+    assert state(project.fold) == {"heron": {"q": "yes"}}
 
 
 def test_a_project_that_may_only_be_read_is_refused_in_one_sentence(project: Project) -> None:

@@ -208,10 +208,12 @@ def test_a_name_that_is_no_word_is_refused_alone_and_learnt_from_pictures(studio
 
 
 def test_a_threshold_decides_the_tags_and_goes_back(studio: Studio) -> None:
-    before = studio.define("dog")
+    studio.define("dog")
+    before = studio.label("dog")
     assert studio.set_threshold("dog", 1.0).tags == 0
     assert studio.set_threshold("dog", 0.0).tags == 120
-    assert studio.set_threshold("dog", None) == before
+    studio.set_threshold("dog", None)
+    assert studio.label("dog") == before
     with pytest.raises(InputError, match="from 0 to 1"):
         studio.set_threshold("dog", 2.0)
 
@@ -488,6 +490,16 @@ def test_a_bank_that_cannot_be_written_is_told_and_written_later(studio: Studio)
     assert studio.wait(300)
     assert studio.overview().notice == ""
     assert Tagger.load(bank).classes_ == ("dog",)
+
+
+def test_no_bank_is_written_where_the_project_was(studio: Studio, tmp_path: Path) -> None:
+    studio.define("dog")
+    assert studio.wait(300)
+    studio.folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="was moved or deleted while it is open"):
+        studio.deriver.write(studio.deriver.bank(studio.project.fold))
+    assert not studio.folder.exists()
+    (tmp_path / "elsewhere").rename(studio.folder)
 
 
 def test_answers_given_while_files_are_away_are_in_the_bank(open_studio: Open, album: Path, tmp_path: Path) -> None:

@@ -223,6 +223,9 @@ def test_labels_are_names() -> None:
         annotations_of(None, None, False)
     with pytest.raises(InputError, match="is no text that could be written"):
         label_name(os.fsdecode(b"caf\xe9"))
+    for letter in "\0\x1b\x7f\x9b":
+        with pytest.raises(InputError, match="has a control character"):
+            label_name(f"do{letter}g")
 
 
 @pytest.mark.parametrize("name", ["red \x1b[31mdog", "do\x07g", "dog\x7f", "do\x00g", "d\x9bog"])

@@ -174,7 +174,8 @@ def _of_project(
     rows: list[tuple[str, Path, Sequence[str] | InputError]] = []
     for path, row in found.items():
         if path.is_relative_to(root):
-            over = row.tags if threshold is None else [tag for tag, p in row.scores.items() if p >= threshold]
+            # a probability of 0 is a person's 'no'
+            over = row.tags if threshold is None else [tag for tag, p in row.scores.items() if p and p >= threshold]
             rows.append((str(path.relative_to(root.parent if root.is_file() else root)), path, over))
     if not rows:
         raise InputError(f"the project {source} has no picture under {photos}; give a folder of its own")

@@ -266,8 +266,10 @@ def _of_tasks(tasks: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
                 for result in annotation["result"]:
                     if result["type"] == "choices":
                         choices = result["value"]["choices"]
-                        # a nested choice is given as its path
-                        chosen.update(str(each[-1] if isinstance(each, list) else each) for each in choices)
+                        # a nested choice is given as its path, all of which it says
+                        chosen.update(
+                            str(name) for each in choices for name in (each if isinstance(each, list) else [each])
+                        )
     return found
 
 

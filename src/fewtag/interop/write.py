@@ -252,7 +252,8 @@ def _put(change: Change) -> Change:
     if not change.changes:
         return change
     path = change.path.resolve() if change.path.is_symlink() else change.path
-    part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
+    # a short name: that of the sidecar may be as long as names can be
+    part = path.with_name(f".{os.getpid()}-{digest(os.fsencode(path.name))[:16]}{PART}")
     try:
         now = path.read_bytes() if path.exists() else None
         if now != change.before:

@@ -118,6 +118,8 @@ def _refusal(request: Request, error: HTTPException) -> str:
     """The sentence for an HTTP error; Starlette's own phrases are replaced by what to do."""
     if error.status_code == 405:
         return f"{request.method} is not for this address; /docs lists what is"
+    if error.detail == "There was an error parsing the body":  # FastAPI's: it was no mere error of syntax
+        return "the body cannot be read as JSON: it is nested too deeply, or no text; mend it"
     if error.detail != HTTPStatus(error.status_code).phrase:
         return error.detail
     if error.status_code == 404:

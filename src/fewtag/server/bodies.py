@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from fewtag.server.jobs import Job
 from fewtag.studio.log import Verdict
-from fewtag.studio.values import MOST_AT_ONCE, Failure, LabelRow
+from fewtag.studio.values import MOST_AT_ONCE, MOST_TAUGHT, Failure, LabelRow
 
 Digest = Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]
 """A picture's digest: the first 16 bytes of the SHA-256 of its encoded bytes, in hexadecimal digits."""
@@ -25,6 +25,12 @@ class Pictures(_Asked):
     pictures: Annotated[list[Digest], Field(min_length=1, max_length=MOST_AT_ONCE)]
     stacks: bool = False
     """For examples in a project: whether each stands for all pictures of its stack."""
+
+
+class Examples(Pictures):
+    """Pictures that show a label, by their digests."""
+
+    pictures: Annotated[list[Digest], Field(min_length=1, max_length=MOST_TAUGHT)]
 
 
 class NewLabel(_Asked):

@@ -210,9 +210,11 @@ def _uploads(tensor: Tensor, most: int) -> list[Upload]:
             f"at most {MOST_PIXELS:,} pixels, and larger ones as `images`"
         )
     try:
-        pixels = np.array(tensor.data, np.int64).reshape(tensor.shape)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InputError(f"the data of `pixels` do not fill {tensor.shape} ({error}); send whole numbers") from error
+        pixels = np.array(tensor.data).reshape(tensor.shape)
+    except ValueError as error:
+        raise InputError(f"the data of `pixels` do not fill {tensor.shape} ({error}); send as many") from error
+    if pixels.dtype.kind not in "iu":
+        raise InputError("the data of `pixels` are no whole numbers; send 0 to 255")
     if pixels.min() < 0 or pixels.max() > 255:
         raise InputError(f"`pixels` go from {pixels.min()} to {pixels.max()}; send 0 to 255")
     files = [io.BytesIO() for _ in pixels]

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from fastapi import APIRouter, Depends, Response
 from fastapi.responses import JSONResponse
@@ -67,12 +67,17 @@ class Control:
     single: bool
     conditional: bool
     """Whether it is shown only after another answer, so that an empty choice may mean that nothing was asked."""
-    choices: Mapping[str, str]
-    """Label Studio's value for each label."""
+    choices: Mapping[str, tuple[str, ...]]
+    """For each label Label Studio's value, after those of the choices that it lies under."""
+    nested: bool
+    """Whether a choice is given as that path, and chosen only if no other lies under it."""
 
     def item(self, labels: Sequence[str]) -> dict[str, Any]:
         """A result of Label Studio with these labels."""
-        value = {"choices": [self.choices[label] for label in labels]}
+        paths = [self.choices[label] for label in labels]
+        above = {path[:end] for path in self.choices.values() for end in range(1, len(path))}
+        shown = [list(path) for path in paths if path not in above] if self.nested else [path[0] for path in paths]
+        value = {"choices": shown[:1] if self.single else shown}
         return {"from_name": self.name, "to_name": self.picture, "type": "choices", "value": value}
 
     def said(self, result: "Sequence[Item]") -> dict[str, str]:
@@ -82,9 +87,9 @@ class Control:
         for item in result:
             if item.from_name == self.name and item.type == "choices":
                 asked = True
-                # a nested choice is given as its path
-                chosen |= {each if isinstance(each, str) else each[-1] for each in item.value.choices}
-        return {label: "yes" if called in chosen else "no" for label, called in self.choices.items()} if asked else {}
+                # a nested choice is given as its path, all of which it says: a Manx is a cat
+                chosen.update(*([each] if isinstance(each, str) else each for each in item.value.choices))
+        return {label: "yes" if path[-1] in chosen else "no" for label, path in self.choices.items()} if asked else {}
 
 
 def controls(config: str) -> list[Control]:
@@ -105,15 +110,19 @@ def controls(config: str) -> list[Control]:
     found = []
     for tag in root.iter("Choices"):
         over = tag.get("toName", "").split(",")[0]
-        choices = {
-            label_name(each.get("value")): each.get("alias") or each.get("value") or ""
-            for each in tag.iter("Choice")
-            if each.get("value", "").strip()
-        }
+        nested, choices = tag.get("allowNested", "").lower() == "true", dict[str, tuple[str, ...]]()
+        parents = {child: parent for parent in tag.iter() for child in parent}
+        for each in tag.iter("Choice"):
+            way = [each]
+            while (parent := parents[way[0]]) is not tag:
+                way.insert(0, parent)
+            path = tuple(step.get("alias") or step.get("value") or "" for step in way if step.tag == "Choice")
+            if each.get("value", "").strip() and (nested or len(path) == 1):  # Label Studio shows no others
+                choices[label_name(each.get("value"))] = path
         if over in pictures and choices and tag.get("perRegion") != "true":
             single = tag.get("choice", "single") != "multiple"
             hidden = tag.get("visibleWhen") is not None or tag.get("whenTagName") is not None
-            found.append(Control(tag.get("name", ""), over, pictures[over], single, hidden, choices))
+            found.append(Control(tag.get("name", ""), over, pictures[over], single, hidden, choices, nested))
     if not found:
         raise InputError(
             "the project has no <Choices> with <Choice> tags over an <Image>, so that there is nothing to tag; "
@@ -316,9 +325,8 @@ def _upload(server: Served, task: Task, field: str) -> Upload:
 
 
 def _chosen(tag: Control, row: Tagged, known: Mapping[str, str]) -> list[str]:
-    """The control's labels that a picture gets, likeliest first; only the likeliest for a single choice."""
-    given = [label for name in row.tags for label in tag.choices if known[label] == name]
-    return given[:1] if tag.single else given
+    """The control's labels that a picture gets, likeliest first."""
+    return [label for name in row.tags for label in tag.choices if known[label] == name]
 
 
 def _sureness(tag: Control, row: Tagged, known: Mapping[str, str]) -> float:
@@ -363,7 +371,7 @@ class OneHost:
             )
         path = parts.path if self.base and parts.path.startswith(self.base + "/") else self.base + parts.path
         inside = path.removeprefix(self.base)
-        if not inside.startswith(PLACES) or ".." in inside.replace("%2e", ".").replace("%2E", "."):
+        if not inside.startswith(PLACES) or ".." in unquote(inside).split("/"):
             raise InputError(
                 f"the picture {link[:100]!r} is not under {' or '.join(PLACES)}; upload it to Label Studio"
             )

@@ -21,7 +21,7 @@ from fewtag.server.jobs import Job
 from fewtag.server.queue import Upload
 from fewtag.server.security import authorised, session_reply
 from fewtag.server.service import Served
-from fewtag.studio.values import Acknowledged, Answer, Explanation, LabelRow, Progress, as_json
+from fewtag.studio.values import Acknowledged, Answer, Changed, Explanation, LabelRow, Progress, as_json
 from fewtag.tagger.stream import Tagged
 
 LONGEST_NAME = 1_000
@@ -200,7 +200,7 @@ def labels(server: Server) -> Response:
     return JSONResponse({"labels": [_label(server, label) for label in server.actions.labels()]})
 
 
-@router.post("/labels", response_model=LabelRow, status_code=201, dependencies=NEEDS_WRITE, tags=["Labels"])
+@router.post("/labels", response_model=Changed, status_code=201, dependencies=NEEDS_WRITE, tags=["Labels"])
 def define(asked: bodies.NewLabel, server: Server) -> Response:
     """Defines a label by its name alone, like other words, or without words; a known one means this from now on."""
     return JSONResponse(_label(server, server.actions.define(asked.name, like=asked.like, words=asked.words)), 201)
@@ -208,14 +208,14 @@ def define(asked: bodies.NewLabel, server: Server) -> Response:
 
 @router.post(
     "/labels/{name:path}/examples",
-    response_model=LabelRow,
-    openapi_extra=_takes(bodies.Pictures),
+    response_model=Changed,
+    openapi_extra=_takes(bodies.Examples),
     dependencies=NEEDS_WRITE,
     tags=["Labels"],
 )
 async def teach(name: str, request: Request, server: Server) -> Response:
     """Teaches a known or a new label by pictures that show it: files, or digests; a project takes digests alone."""
-    files, _, asked = await _read(request, bodies.Pictures)
+    files, _, asked = await _read(request, bodies.Examples)
     if server.is_project:
         if asked is None:
             raise HTTPException(415, "a project learns from its own pictures; send their digests, as JSON")
@@ -225,7 +225,7 @@ async def teach(name: str, request: Request, server: Server) -> Response:
     return JSONResponse(_label(server, await run_in_threadpool(lambda: learn(_uploads(server, files, asked)))))
 
 
-@router.patch("/labels/{name:path}", response_model=LabelRow, dependencies=NEEDS_WRITE, tags=["Labels"])
+@router.patch("/labels/{name:path}", response_model=Changed, dependencies=NEEDS_WRITE, tags=["Labels"])
 def change(name: str, asked: bodies.ChangedLabel, server: Server) -> Response:
     """Renames a label and those under it, merges it into another, or sets the probability from which it is given."""
     sets = "threshold" in asked.model_fields_set
@@ -242,9 +242,9 @@ def change(name: str, asked: bodies.ChangedLabel, server: Server) -> Response:
     "/labels/{name:path}", status_code=204, response_class=Response, dependencies=NEEDS_WRITE, tags=["Labels"]
 )
 def forget(name: str, server: Server) -> Response:
-    """Forgets a label; in a project that can be undone."""
-    server.actions.forget(name)
-    return Response(status_code=204)
+    """Forgets a label; in a project that can be undone, by the id in the header `Fewtag-Undo`."""
+    undo = server.actions.forget(name)
+    return Response(status_code=204, headers={"Fewtag-Undo": undo} if undo else None)
 
 
 @router.post("/answers", response_model=Acknowledged, dependencies=NEEDS_WRITE, tags=["Labels"])

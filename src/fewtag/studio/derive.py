@@ -188,6 +188,7 @@ class Deriver:
         )
         if state == self._written and self.path.exists():
             return False
+        self.project.check_place()
         pictures = {key: picture for picture, key in self._keys.items() if key in bank.examples}
         small = self.project.small_copies(self.model.space_key, sorted(pictures.values()))
         whole = {key: replace(each, picture=small.get(key, b"")) for key, each in bank.examples.items()}

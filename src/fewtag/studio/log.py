@@ -61,7 +61,7 @@ class Fold:
         """Applies a change; one about a label that does not exist, since its creation was undone, does nothing."""
         facts, kind = change.facts, change.kind
         label = self.labels.get(facts.get("label", change.n))
-        if kind == "define":
+        if kind == "define" and (label is not None or "label" not in facts):
             like = None if facts["like"] is None else tuple(facts["like"])
             known = label or Label(change.n, facts["name"])
             self.labels[known.id] = known._replace(like=like, words=facts["words"])
@@ -80,7 +80,11 @@ class Fold:
         elif label is not None and kind == "forget":
             del self.labels[label.id]
         for said in change.answers:
-            self.latest.setdefault(self.resolve(said.label), {})[said.picture] = said
+            latest = self.latest.setdefault(self.resolve(said.label), {})
+            # to an edited file goes what still stands of the one before
+            before = latest.get(facts["from"]) if kind == "carry" else said
+            if before is not None:
+                latest[said.picture] = said._replace(answer=before.answer, source=before.source)
 
     def _merge(self, label: int, other: int) -> None:
         into = self.resolve(other)

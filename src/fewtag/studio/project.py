@@ -203,12 +203,19 @@ class Project:
             finally:
                 self._readers.append(connection)
         except _ERRORS as error:
+            self.check_place()
             raise self._refusal(error, "be read") from error
+
+    def check_place(self) -> None:
+        """Refuses to go on once the project was moved or deleted: what went into a deleted file would be lost."""
+        if not self.path.exists():
+            raise UnavailableError(f"the project {self.folder} was moved or deleted while it is open; put it back")
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction: when it ends, all of its changes are on disk, or none."""
         with self._one_writer:
+            self.check_place()
             try:
                 with _transaction(self._writer):
                     yield self._writer

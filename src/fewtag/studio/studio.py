@@ -199,7 +199,10 @@ class Studio:
                 ]
                 self._change("carry", {"from": old}, answers)
 
-    def define(self, name: str, *, like: Sequence[str] | None = None, words: bool = True) -> values.LabelRow:
+    def _changed(self, name: str, change: Change | None) -> values.Changed:
+        return values.Changed(**vars(self.label(name)), undo=change and change.op)
+
+    def define(self, name: str, *, like: Sequence[str] | None = None, words: bool = True) -> values.Changed:
         """Defines or redefines a label by its name (the last part of its path), as like other words, or by pictures."""
         wanted = path_name(name)
         with self._one_change:
@@ -214,8 +217,8 @@ class Studio:
             facts: dict[str, Any] = {"name": wanted, "like": alike, "words": words}
             if known := self._fold.get(wanted):
                 facts["label"] = known.id
-            self._change("define", facts)
-        return self.label(wanted)
+            change = self._change("define", facts)
+        return self._changed(wanted, change)
 
     def define_all(self, names: Sequence[str]) -> None:
         """Defines labels by their names or, if those are no known words, by pictures to come; known ones are kept.
@@ -227,13 +230,13 @@ class Studio:
                 if self._fold.get(wanted) is None:
                     self._define_new(wanted)
 
-    def _define_new(self, name: str, answers: Sequence[Said] = ()) -> None:
+    def _define_new(self, name: str, answers: Sequence[Said] = ()) -> Change:
         says = by_word(name, self.model) is not None
-        self._change("define", {"name": name, "like": None, "words": says}, answers)
+        return self._change("define", {"name": name, "like": None, "words": says}, answers)
 
     def teach(
         self, name: str, pictures: Sequence[str], *, stacks: bool = False, source: str = "teach"
-    ) -> values.LabelRow:
+    ) -> values.Changed:
         """Teaches a new or known label with pictures, by digest: yes answers in one group with its definition.
 
         With `stacks` each answer holds for the picture's whole stack. `source` is who answers.
@@ -250,13 +253,10 @@ class Studio:
             answers = [Said(str(uuid.uuid4()), picture, number, "yes", source) for picture in rows]
             if stacks:
                 answers += [mate for each in answers for mate in self._mates(each, {*rows})]
-            if known:
-                self._change("answers", {}, answers)
-            else:
-                self._define_new(wanted, answers)
-        return self.label(wanted)
+            change = self._change("answers", {}, answers) if known else self._define_new(wanted, answers)
+        return self._changed(wanted, change)
 
-    def rename(self, old: str, new: str, *, merge: bool = False) -> values.LabelRow:
+    def rename(self, old: str, new: str, *, merge: bool = False) -> values.Changed:
         """Renames a label and those below it (`old` need not be a label); refuses a taken name, unless `merge`."""
         wanted, former = path_name(new), old if self._fold.get(old) else path_name(old)
         with self._one_change:
@@ -264,20 +264,21 @@ class Studio:
             names = renamed(sorted(known), former, wanted, merge=merge)
             if not names:
                 self._fold.find(old)
+            change = None
             if wanted != former:
                 into = {known[each]: known[its] for each, its in names.items() if its in known and its not in names}
                 under = {known[each]: its for each, its in names.items() if known[each] not in into}
                 kind, what, moved = ("merge", "into", into) if into else ("rename", "name", under)
                 first = next(iter(moved))
-                self._change(kind, {"label": first, what: moved.pop(first), "merged": into, "under": under})
-        return self.label(next(iter(names.values())))
+                change = self._change(kind, {"label": first, what: moved.pop(first), "merged": into, "under": under})
+        return self._changed(next(iter(names.values())), change)
 
-    def forget(self, name: str) -> None:
-        """Removes a label; an undo restores it with its answers."""
+    def forget(self, name: str) -> str:
+        """Removes a label; returns the UUID of the change, whose undo restores it with its answers."""
         with self._one_change:
-            self._change("forget", {"label": self._fold.find(name).id})
+            return self._change("forget", {"label": self._fold.find(name).id}).op
 
-    def set_threshold(self, name: str, threshold: float | None) -> values.LabelRow:
+    def set_threshold(self, name: str, threshold: float | None) -> values.Changed:
         """Sets the probability from which a label is given; None restores the model's own threshold."""
         if threshold is not None and not 0 <= threshold <= 1:
             raise InputError(f"the threshold of label {name!r} is {threshold}; give one from 0 to 1, or None")
@@ -287,8 +288,8 @@ class Studio:
             scored = self.ranking.scores.kept.get(label.name)
             # stored with the share that its probabilities were shown for, so that it means the same to other commands
             share = None if threshold is None or scored is None else scored.share
-            self._change("threshold", {"label": label.id, "threshold": threshold, "prior": share})
-        return self.label(name)
+            change = self._change("threshold", {"label": label.id, "threshold": threshold, "prior": share})
+        return self._changed(name, change)
 
     def answer(self, answers: Sequence[values.Answer]) -> values.Acknowledged:
         """Records answers: all of them are on disk before it returns, or none."""

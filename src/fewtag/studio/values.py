@@ -15,6 +15,8 @@ Order = Literal["sure", "unsure", "missed", "audit"]
 ORDERS: tuple[Order, ...] = ("sure", "unsure", "missed", "audit")
 MOST_AT_ONCE = 1000
 """The most answers in a group, cells on a page, and pictures in a request."""
+MOST_TAUGHT = 50_000
+"""The most pictures that a label is taught with at once: a whole selection is one change, which one undo takes back."""
 PAGE = "page"
 """The source of answers about pictures that Review chose."""
 AUDIT = "audit"
@@ -97,6 +99,14 @@ class LabelRow:
     """The number of unanswered pictures near the threshold."""
     expected_precision: float | None = None
     """The mean calibrated probability of tagged pictures, with confirmed ones counting as 1; None if there are none."""
+
+
+@dataclass(frozen=True)
+class Changed(LabelRow):
+    """A label after a change of it."""
+
+    undo: str | None = None
+    """In a project, the UUID of the change, to undo it; of several changes at once, of the last."""
 
 
 @dataclass(frozen=True)

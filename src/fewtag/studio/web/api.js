@@ -4,7 +4,7 @@
 /** @typedef {{label: string, p: number, state: "yes" | "no" | "model"}} Tag */
 /** @typedef {{digest: string, name: string, width: number, height: number, p: number | null, tags: Tag[], stack: number, marked?: boolean}} Cell */
 /** @typedef {{total: number, members: number, offset: number, query_means: {text: string, as: string, detail: string}[], pictures: Cell[]}} Page */
-/** @typedef {{name: string, means: string | null, examples: number, absent: number, threshold: number | null, tags?: number, waiting?: number, expected_precision?: number | null}} Label */
+/** @typedef {{name: string, means: string | null, examples: number, absent: number, threshold: number | null, tags?: number, waiting?: number, expected_precision?: number | null, undo?: string | null}} Label `undo`: the id of the change that it is the reply to */
 /** @typedef {{id: string, name: string, pictures: number, indexed: number, failures: number, folders: string[], labels: number, answers: number, can_undo: boolean, can_redo: boolean, version: number, indexing: boolean, notice: string}} Project */
 /** @typedef {{id: string, picture: string, label: string, answer: Verdict, source: string, stack?: boolean, marked?: boolean}} Answer `stack`: it holds for all pictures of the stack; `marked`: by the page itself */
 /** @typedef {{threshold: number, tags: number, expected_precision: number | null, recall: number | null}} Point */
@@ -50,7 +50,7 @@ async function call(method, path, body, headers = {}) {
   } catch {
     throw new Problem("The studio does not answer; start it again, nothing you said is lost.", 0);
   }
-  if (reply.status === 204) return null;
+  if (reply.status === 204) return reply.headers.get("Fewtag-Undo");
   const said = await reply.json().catch(() => null);
   if (!reply.ok) throw new Problem(said?.detail ?? said?.title ?? `The studio refused this (${reply.status}).`, reply.status);
   return said;
@@ -72,7 +72,7 @@ export const define = (name, words) => post("/v1/labels", { name, words });
 export const teach = (name, pictures, stacks) => post(`/v1/labels/${of(name)}/examples`, { pictures, stacks });
 /** @param {string} name @param {{name?: string, merge?: boolean, threshold?: number | null}} change @returns {Promise<Label>} */
 export const change = (name, change) => call("PATCH", `/v1/labels/${of(name)}`, change);
-/** @param {string} name */
+/** @param {string} name @returns {Promise<string>} the id of the change */
 export const forget = (name) => call("DELETE", `/v1/labels/${of(name)}`);
 /** Each answer has its own id: sent again, it is the same answer. @param {Answer[]} answers @returns {Promise<{acknowledged: string[], undo: string | null, pictures: number}>} */
 export const sendAnswers = (answers) => post("/v1/answers", { answers });

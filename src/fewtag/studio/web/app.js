@@ -9,6 +9,12 @@ import { html, render, signal, useEffect, useLayoutEffect, useRef, useSignal } f
 
 /** On a narrow screen the labels are behind a button. */
 const drawer = signal(false);
+addEventListener("hashchange", () => (drawer.value = false));
+addEventListener("keydown", (event) => {
+  if (!drawer.value || event.key !== "Escape") return;
+  event.preventDefault();
+  drawer.value = false;
+}, { capture: true }); // before it means what the screen says
 const STATES = [
   ["", "All pictures"],
   ["is:untagged", "Untagged"],

@@ -9,9 +9,9 @@ import { html, useEffect, useLayoutEffect, useRef, useSignal } from "./view.js";
 function Dialog({ title, children, wide }) {
   const element = /** @type {{current: HTMLDialogElement | null}} */ (useRef(null));
   useLayoutEffect(() => {
-    const before = /** @type {HTMLElement | null} */ (document.activeElement);
-    element.current?.showModal();
-    return () => before?.focus?.({ preventScroll: true });
+    const dialog = /** @type {HTMLDialogElement} */ (element.current);
+    dialog.showModal();
+    return () => dialog.close(); // which gives the focus back; one that is taken away open does not
   }, []);
   const close = () => (store.dialog.value = "");
   /** Text that is dragged over the edge ends outside, but began inside. */
@@ -58,22 +58,28 @@ function chosenPictures() {
 }
 
 /** @param {(name: string) => void} run */
-const submitting = (run) => (/** @type {SubmitEvent} */ event) => {
+const submitting = (run) => async (/** @type {SubmitEvent} */ event) => {
   event.preventDefault();
   const name = String(new FormData(/** @type {HTMLFormElement} */ (event.target)).get("name") ?? "").trim();
+  // it may have been made elsewhere, or before this page knew the labels
+  if (name && !store.labelNames.value.includes(name)) await store.loadLabels();
   if (name) run(name);
 };
+
+/** The label of this name, in whatever case: “Food” beside “food” would be two labels of one thing. @param {string} typed */
+const labelCalled = (typed) =>
+  store.labelNames.value.includes(typed) ? typed : store.labelNames.value.find((each) => each.toLowerCase() === typed.toLowerCase());
 
 /** @param {{title: string, says: string, verdict: "yes" | "no"}} props */
 function Name({ title, says, verdict }) {
   const digests = chosenPictures();
   const refusal = useSignal("");
   const run = (/** @type {string} */ name) => {
-    const known = store.labelNames.value.includes(name);
+    const known = labelCalled(name);
     if (!known && verdict === "yes") return void learn(name, digests, (sentence) => (refusal.value = sentence));
     if (!known) return void (refusal.value = `There is no label “${name}” yet.`);
     store.dialog.value = "";
-    answerFor(name, verdict, digests);
+    answerFor(known, verdict, digests);
     selection.value = new Set();
   };
   return html`<${Dialog} title=${`${title}: ${plural(digests.length)}`}>
@@ -90,8 +96,7 @@ function Name({ title, says, verdict }) {
 
 /** Makes a label from pictures, or from its name alone, and asks about it. @param {string} typed @param {string[]} digests @param {(sentence: string) => void} refused */
 async function learn(typed, digests, refused) {
-  // “Food” beside “food” would be two labels of one thing
-  const known = store.labelNames.value.find((each) => each.toLowerCase() === typed.toLowerCase());
+  const known = labelCalled(typed);
   const name = known ?? typed;
   if (known && !digests.length) {
     store.dialog.value = "";
@@ -99,15 +104,12 @@ async function learn(typed, digests, refused) {
     return store.go("review", known);
   }
   const stack = store.route.value.screen === "library";
-  const made = await store.attempt(() => (digests.length ? api.teach(name, digests.slice(0, store.MOST), stack) : api.define(name, true)), refused);
+  const made = await store.attempt(() => (digests.length ? api.teach(name, digests, stack) : api.define(name, true)), refused);
   if (!made) return; // the dialog stays, with what was typed
   store.dialog.value = "";
   selection.value = new Set();
-  const others = digests.slice(store.MOST).map((picture) => /** @type {const} */ ({ picture, label: made.name, answer: "yes", stack }));
-  const more = others.length ? Object.assign(store.answer(others), { under: 1 }) : undefined;
-  const learnt = (await more?.taken) === false ? store.MOST : digests.length;
   const meant = made.means?.match(/ \(.+\)$/)?.[0] ?? ""; // a name of another language: “Hund” (dog)
-  await store.sayChange(`“${made.name}”${meant} ${learnt ? `learnt from ${plural(learnt)}` : "starts from its name"}.`, more);
+  await store.sayChange(`“${made.name}”${meant} ${digests.length ? `learnt from ${plural(digests.length)}` : "starts from its name"}.`, made.undo);
   store.go("review", made.name);
 }
 
@@ -143,13 +145,14 @@ function EditLabel() {
     // what lies under both names becomes one, too
     const made = await store.attempt(() => api.change(name, { name: to, merge: merge || names.some((each) => each.startsWith(`${to}/`)) }));
     if (!made) return;
-    await store.sayChange(merge ? `“${name}” is now part of “${made.name}”.` : `“${name}” is now “${names.includes(name) ? made.name : to}”.`);
+    await store.sayChange(merge ? `“${name}” is now part of “${made.name}”.` : `“${name}” is now “${names.includes(name) ? made.name : to}”.`, made.undo);
     store.go("review", made.name);
   };
   const forget = async () => {
     store.dialog.value = "";
-    if ((await store.attempt(() => api.forget(name).then(() => true))) !== true) return;
-    await store.sayChange(`“${name}” is deleted.`);
+    const undo = await store.attempt(() => api.forget(name));
+    if (!undo) return;
+    await store.sayChange(`“${name}” is deleted.`, undo);
     store.go("library");
   };
   return html`<${Dialog} title=${`Label “${name}”`}>
@@ -253,8 +256,8 @@ function Deliver() {
     <fieldset class="formats"><legend>As</legend>${FORMATS.map(([format, text, says]) => html`<label class="choice" key=${format}>
       <input type="radio" name="format" checked=${wanted.value.format === format} onChange=${() => choose({ format })} /><span>${text} <span class="dim">${says}</span></span></label>`)}</fieldset>
     ${!graph && html`<label class="choice"><input type="checkbox" checked=${wanted.value.confirmed_only} onChange=${() => choose({ confirmed_only: !wanted.value.confirmed_only })} />
-      <span>Only what a person confirmed</span></label>
-    <label class="choice"><input type="checkbox" checked=${wanted.value.scores} onChange=${() => choose({ scores: !wanted.value.scores })} />
+      <span>Only what a person confirmed</span></label>`}
+    ${!graph && !sidecars && html`<label class="choice"><input type="checkbox" checked=${wanted.value.scores} onChange=${() => choose({ scores: !wanted.value.scores })} />
       <span>With probabilities</span></label>`}
     <div class="plan" aria-live="polite">
       ${refusal.value && html`<p class="bad">${refusal.value}</p>`}

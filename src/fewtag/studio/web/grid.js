@@ -25,6 +25,8 @@ export class Cursor {
     this.window = [0, 0];
     /** Whether the cell shall get the focus once it is there. */
     this.focus = place !== undefined;
+    /** Rises with every wish for the focus, also where one is already. */
+    this.wishes = signal(0);
     /** How far the grid is scrolled. */
     this.top = top;
   }
@@ -37,6 +39,7 @@ export class Cursor {
   /** @param {number} place */
   set(place) {
     this.focus = true;
+    this.wishes.value += 1;
     this.place.value = Math.max(0, Math.min(this.total - 1, place));
   }
 
@@ -125,6 +128,7 @@ export function Grid({ label, total, at, cursor, columns: wanted, look, onPress,
   const end = Math.min(total, (Math.ceil((top + size.height) / row) + OVERSCAN) * columns);
   Object.assign(cursor, { columns, total, window: [first, end] });
   const here = Math.min(cursor.place.value, Math.max(0, total - 1));
+  void cursor.wishes.value; // drawn anew, it gives the focus
 
   useEffect(() => {
     if (size.width) onWindow?.(first, end);

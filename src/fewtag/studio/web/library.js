@@ -77,7 +77,8 @@ export function Library() {
     list.need(0, 1);
   }, [list]);
   useRefresh(list, cursor);
-  const total = list.total.value;
+  // not before the project is known, and with it whether there is a hint above them: a click would miss what moves
+  const total = store.project.value && list.total.value;
   const window_ = useMemo(() => (/** @type {number} */ first, /** @type {number} */ end) => void list.need(first, end), [list]);
 
   /** @param {Iterable<number>} places @param {boolean} on */
@@ -132,13 +133,13 @@ export function Library() {
     { keys: ["x"], says: "No: not this label", run: () => answer("no") },
     { keys: ["t"], says: "Tag what is selected", run: () => store.ask("tag") },
     { keys: ["n"], says: "New label from what is selected", run: () => store.ask("new") },
-    { keys: ["g"], says: "More like this picture", run: () => store.go("library", "", { like: chosen()[0] }) },
+    { keys: ["g"], says: "More like this picture", run: () => chosen().length && store.go("library", "", { like: chosen()[0] }) },
     { keys: ["r"], says: "Review the label searched for", run: () => labelOfList() && store.go("review", labelOfList()) },
   ]);
 
   return html`<main class="library">
     <${Heading} list=${list} query=${query} total=${total} />
-    ${store.labels.value?.length === 0 && Boolean(total) && html`<p class="enough">Click a picture that shows something, then give it a name: that is a label, and it finds more of the kind.</p>`}
+    ${store.project.value?.labels === 0 && Boolean(total) && html`<p class="enough">Click a picture that shows something, then give it a name: that is a label, and it finds more of the kind.</p>`}
     ${total === 0
       ? html`<${Nothing} query=${query} refusal=${list.refusal.value} />`
       : html`<${Grid} label="Pictures" total=${total ?? 0} at=${(/** @type {number} */ place) => list.at(place)} cursor=${cursor}

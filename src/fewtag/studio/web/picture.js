@@ -3,7 +3,7 @@ import * as api from "./api.js";
 import { useKeys } from "./keys.js";
 import { percent, plural } from "./library.js";
 import * as store from "./store.js";
-import { html, useEffect, useRef, useSignal, useState } from "./view.js";
+import { html, useEffect, useLayoutEffect, useRef, useSignal, useState } from "./view.js";
 
 const NEXT = /** @type {const} */ ({ yes: "no", no: "unknown", unknown: "yes" });
 const VERDICTS = /** @type {[Verdict, string][]} */ ([["yes", "✓"], ["no", "✗"], ["unknown", "?"]]);
@@ -19,7 +19,12 @@ export function Picture() {
   /** How often an answer was given here. */
   const said = useRef(0);
   const box = useSignal(/** @type {number[] | null} */ (null));
-  useEffect(() => void (box.value = null), [digest]);
+  const stage = /** @type {{current: HTMLElement | null}} */ (useRef(null));
+  useLayoutEffect(() => {
+    box.value = null;
+    // what had the focus is gone: a cell of the list, or a label's button of the picture before
+    if (document.activeElement === document.body) stage.current?.focus({ preventScroll: true });
+  }, [digest]);
   useEffect(() => {
     let late = false;
     const ask = async (again = false) => {
@@ -101,7 +106,7 @@ export function Picture() {
   if (unknown.value === digest)
     return html`<main class="nothing"><h1>There is no such picture</h1><p>It was moved or deleted since, or the address is wrong. <a href="#/">See all pictures</a></p></main>`;
   return html`<main class="single">
-    <section class="stage" aria-label="The picture">
+    <section class="stage" aria-label="The picture" tabindex="-1" ref=${stage}>
       <nav class="walk" aria-label="Pictures of the list">
         <a class="button plain" href=${store.walk.value.back}>← Back</a>
         <button class="plain" aria-label="The picture before" disabled=${store.walk.value.place <= 0} onClick=${() => walk(-1)}>‹</button>

@@ -204,7 +204,7 @@ async function setThreshold(label, page, to) {
   const row = await store.attempt(() => api.change(label, { threshold: to }));
   if (!row) return;
   show(label, page, row.threshold);
-  store.sayChange(to === null ? "The threshold is the model's own again." : `“${label}” from ${percent(to)} on.`);
+  store.sayChange(to === null ? "The threshold is the model's own again." : `“${label}” from ${percent(to)} on.`, row.undo);
 }
 
 /** @param {string} label @param {import("./view.js").Signal<api.ReviewPage | null>} page @param {number | null | undefined} threshold */

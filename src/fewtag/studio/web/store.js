@@ -6,7 +6,7 @@ import { batch, computed, effect, signal } from "./view.js";
 /** @typedef {import("./api.js").Cell} Cell */
 /** @typedef {{screen: "library" | "review" | "picture", name: string, query: URLSearchParams}} Route */
 /** @typedef {{id: string, at: string, answers?: Answer[], undoes?: string[][]}} Group answers that were given at once; or what to take back */
-/** @typedef {{ids: string[][], taken: Promise<boolean>, pictures: number, settled: boolean, undone: boolean, under?: number}} Gesture its changes, the last one first, each by answers one of which it has; for how many pictures it was taken; how many changes lie under these */
+/** @typedef {{ids: string[][], taken: Promise<boolean>, pictures: number, settled: boolean, undone: boolean}} Gesture its changes, the last one first, each by answers one of which it has; for how many pictures it was taken */
 /** @typedef {{id: number, text: string, bad: boolean, action?: {text: string, run: () => void}}} Toast */
 
 /** @type {import("./view.js").Signal<import("./api.js").Project | null>} */
@@ -33,7 +33,15 @@ let away = false;
 effect(() => {
   if (online.value && away) returns.value = returns.peek() + 1;
   away = !online.value;
+  if (away) knock();
 });
+/** Asks until the studio is back: what failed may have been one request, and nothing else be on its way. */
+async function knock() {
+  while (!online.peek() && !locked.peek()) {
+    await new Promise((wake) => setTimeout(wake, 1500));
+    await loadProject();
+  }
+}
 /** @type {import("./view.js").Signal<Toast[]>} */
 export const toasts = signal(/** @type {Toast[]} */ ([]));
 /** What a screen reader hears of a result. */
@@ -125,8 +133,8 @@ export const trouble = signal("");
 const own = signal(0);
 /** Rises with every change but these: an undo, a label, what is said in another tab or by an assistant. */
 export const elsewhere = computed(() => version.value - own.value);
-/** As many answers, or examples, as one request may hold. */
-export const MOST = 1000;
+/** As many answers as one request may hold. */
+const MOST = 1000;
 let sending = /** @type {Promise<boolean> | null} */ (null);
 let lastKept = 0;
 /** Told for how many pictures a group was taken, once that is known; null where it was refused. @type {Map<string, (pictures: number | null) => void>} */
@@ -298,13 +306,12 @@ async function tell(which, done) {
   say(`${text}.`, { action: { text: which === "undo" ? "Redo" : "Undo", run } });
 }
 
-/** Takes back a gesture, whatever was done since; it waits its turn where the studio is away. @param {Gesture} gesture */
+/** Takes back a gesture, whatever was done since; it waits its turn where the studio is away. @param {Pick<Gesture, "ids" | "undone">} gesture */
 export async function takeBack(gesture) {
   if (gesture.undone) return;
   gesture.undone = true;
-  const done = keep({ undoes: gesture.ids });
+  keep({ undoes: gesture.ids });
   if (!(await flush())) say("It is taken back as soon as the studio takes it.");
-  if (gesture.under && (await done) !== null) await turnBack("undo");
 }
 
 /** @param {"undo" | "redo"} which */
@@ -328,17 +335,15 @@ async function turnBack(which) {
   const others = (gesture?.ids ?? []).filter((ids) => !ids.some((id) => turned.has(id)));
   await tell(which, [first, ...((await attempt(() => turn(which, others))) ?? [])]);
   if (gesture) gesture.undone = which === "undo";
-  if (gesture?.under && which === "undo") await turnBack("undo");
 }
 export const undo = () => turnBack("undo");
 export const redo = () => turnBack("redo");
 
-/** Says what became of a label. Such a change has no id here, so its Undo is for as long as it is the last one. @param {string} text @param {Gesture} [gesture] */
-export async function sayChange(text, gesture) {
+/** Says what became of a label, and offers to undo that change. @param {string} text @param {string | null | undefined} id */
+export async function sayChange(text, id) {
   await Promise.all([loadLabels(), loadProject()]);
-  const then = version.value;
-  const run = () => (version.value === then && !unsent.value.length ? (gesture ? takeBack(gesture) : undo()) : say("Something else was done since; Backspace takes back the last thing, then the one before.", { bad: true }));
-  say(text, { action: { text: "Undo", run } });
+  const change = { ids: [[id ?? ""]], undone: false };
+  say(text, id ? { action: { text: "Undo", run: () => takeBack(change) } } : {});
 }
 
 // --- lists --------------------------------------------------------------------------------------------------------
