@@ -25,7 +25,7 @@ from fewtag.core.posterior import Classifiers, Strengths, prototype_classifier, 
 from fewtag.errors import InputError, MissingError
 from fewtag.studio import library as module
 from fewtag.studio.first_page import thumbnails
-from fewtag.studio.library import Features, box_guide, folder_prefixes, stack
+from fewtag.studio.library import Features, box_prototype, folder_prefixes, stack
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Answer
 
@@ -472,7 +472,7 @@ def test_a_part_of_a_picture_is_looked_for(studio: Studio) -> None:
 
 def test_the_box_weighs_places_by_how_much_of_them_it_covers() -> None:
     places = np.eye(4, dtype=np.float32)
-    np.testing.assert_allclose(box_guide(places, (0.0, 0.0, 0.5, 0.5)), [1, 0, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(box_prototype(places, (0.0, 0.0, 0.5, 0.5)), [1, 0, 0, 0], atol=1e-6)
     np.testing.assert_allclose(
-        box_guide(places, (0.25, 0.0, 0.75, 0.5)), np.array([1, 1, 0, 0]) / np.sqrt(2), atol=1e-6
+        box_prototype(places, (0.25, 0.0, 0.75, 0.5)), np.array([1, 1, 0, 0]) / np.sqrt(2), atol=1e-6
     )

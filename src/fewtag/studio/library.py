@@ -51,7 +51,7 @@ class Features:
         self.count, self.resident = 0, resident
         self._fetch = fetch
         self._lock = threading.RLock()
-        self._whole = np.empty((_MORE, size), np.float32)
+        self._means = np.empty((_MORE, size), np.float32)
         # memory is allocated when it is first written to
         self._codes = np.empty((resident, places, size), np.int16)
         self._scales, self._lengths = (np.empty((resident, places), np.float32) for _ in range(2))
@@ -65,21 +65,21 @@ class Features:
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="fewtag-ranking")
 
     @property
-    def whole(self) -> NDArray[np.float32]:
+    def means(self) -> NDArray[np.float32]:
         """rows × space, unit vectors"""
-        return self._whole[: self.count]
+        return self._means[: self.count]
 
-    def append(self, whole: NDArray[np.float32], places: Half | None) -> None:
+    def append(self, means: NDArray[np.float32], places: Half | None) -> None:
         """Adds rows; without their places if memory is full anyway."""
         with self._lock:
-            after = self.count + len(whole)
-            if after > len(self._whole):
-                size = max(after, 2 * len(self._whole))
-                grown = np.empty((size, self._whole.shape[1]), np.float32)
-                grown[: self.count] = self.whole
-                self._whole = grown  # not resized in place, since others may be reading it
+            after = self.count + len(means)
+            if after > len(self._means):
+                size = max(after, 2 * len(self._means))
+                grown = np.empty((size, self._means.shape[1]), np.float32)
+                grown[: self.count] = self.means
+                self._means = grown  # not resized in place, since others may be reading it
                 self._slot_of = np.pad(self._slot_of, (0, size - len(self._slot_of)), constant_values=-1)
-            self._whole[self.count : after] = whole
+            self._means[self.count : after] = means
             if places is not None:
                 room = places[: self.resident - self._taken]
                 self._put(np.arange(self.count, self.count + len(room)), room)
@@ -155,9 +155,9 @@ class Features:
         return np.linspace(0, count - 1, min(SAMPLE, self.resident // 4)).astype(np.int64)
 
     def _rough(self, fitted: Sequence[Fitted], first: int, count: int) -> NDArray[np.float32]:
-        whole = self._whole[first:count]
+        means = self._means[first:count]
         return np.stack(
-            [whole @ (each.mean_weights + each.attended_weights) + np.float32(each.bias) for each in fitted]
+            [means @ (each.mean_weights + each.attended_weights) + np.float32(each.bias) for each in fitted]
         )
 
     def exact(
@@ -174,10 +174,10 @@ class Features:
                 wide = self._buffer()[: len(some)]
                 for number, slot in enumerate(slots.tolist()):
                     np.copyto(wide[number], self._codes[slot])
-                looked = _focused(
+                looked = _attended(
                     wide, self._scales[slots], self._lengths[slots], labels.prototypes, labels.attended_weights, focus
                 )
-                found[:, some] = (looked + self._whole[rows[some]] @ labels.mean_weights.T + labels.bias).T
+                found[:, some] = (looked + self._means[rows[some]] @ labels.mean_weights.T + labels.bias).T
 
         for first in range(0, len(rows), _PIECE):
             if stop():
@@ -203,17 +203,18 @@ def _coded(half: Half) -> tuple[NDArray[np.int16], NDArray[np.float32], NDArray[
     return np.rint(wide, out=wide).astype(np.int16), scales, lengths
 
 
-def _focused(
+def _attended(
     wide: NDArray[np.float32],
     scales: NDArray[np.float32],
     lengths: NDArray[np.float32],
-    guides: NDArray[np.float32],
-    focused: NDArray[np.float32],
+    prototypes: NDArray[np.float32],
+    attended_weights: NDArray[np.float32],
     focus: float,
 ) -> NDArray[np.float32]:
     """images × labels: each label's weights applied to what its attention finds, as in `Classifiers.logits`."""
     flat = wide.reshape(-1, wide.shape[-1])
-    along = flat @ guides[0] if len(guides) == 1 else flat @ guides.T
+    one = len(prototypes) == 1
+    along = flat @ prototypes[0] if one else flat @ prototypes.T
     attention = along.reshape(*wide.shape[:2], -1)
     attention *= (np.float32(focus) * scales / np.maximum(lengths, 1e-12))[..., None]
     attention -= attention.max(axis=1, keepdims=True)
@@ -221,7 +222,9 @@ def _focused(
     attention *= scales[..., None]
     pooled = np.matmul(attention.transpose(0, 2, 1), wide)
     length = np.sqrt(np.einsum("ils,ils->il", pooled, pooled))
-    along = pooled[:, 0] @ focused.T if len(guides) == 1 else np.einsum("ils,ls->il", pooled, focused)
+    along = (
+        pooled[:, 0] @ attended_weights.T if len(prototypes) == 1 else np.einsum("ils,ls->il", pooled, attended_weights)
+    )
     return along / np.maximum(length, 1e-6)
 
 
@@ -278,7 +281,7 @@ class Library:
         except KeyError as error:
             raise MissingError(f"there is no picture {digest[:64]!r} in the project; search again") from error
 
-    def add(self, pictures: Sequence[PictureRow], whole: NDArray[np.float32], places: Half | None) -> None:
+    def add(self, pictures: Sequence[PictureRow], means: NDArray[np.float32], places: Half | None) -> None:
         """Adds rows; each becomes visible once it has a file."""
         with self._lock:
             for number, each in enumerate(pictures, len(self.digests)):
@@ -288,7 +291,7 @@ class Library:
                 self.row_of[each.digest] = number
             while len(self.digests) > len(self._alive):
                 self._alive = np.concatenate([self._alive, np.zeros_like(self._alive)])
-            self.features.append(whole, places)
+            self.features.append(means, places)
 
     def shown_name(self, file: FileRow) -> str:
         """A file's path relative to its folder; with several folders, preceded by the folder's name."""
@@ -337,11 +340,11 @@ class Library:
                 taken = np.array([self.pictures[row].taken or "NaT" for row in rows], "datetime64[s]")
                 times = np.where(np.isnat(taken), np.nan, taken.astype(np.int64))
                 self._order = order
-                self._stacks = state, stack(self.features.whole, order, times)
+                self._stacks = state, stack(self.features.means, order, times)
             return self._order, self._stacks[1]
 
 
-def stack(whole: NDArray[np.float32], order: NDArray[np.int64], times: NDArray[np.float64]) -> NDArray[np.int64]:
+def stack(means: NDArray[np.float32], order: NDArray[np.int64], times: NDArray[np.float64]) -> NDArray[np.int64]:
     """Stacks near-duplicates and bursts: a picture joins the previous one's stack, by name, if it is like its first.
 
     It is compared with the first and not with the last, so that a slow walk does not become one stack.
@@ -350,17 +353,17 @@ def stack(whole: NDArray[np.float32], order: NDArray[np.int64], times: NDArray[n
     for first in range(1, len(order), _PIECE):  # in pieces, since gathering all of them would copy them twice
         here = np.arange(first, min(first + _PIECE, len(order)))
         wanted = np.where(np.abs(times[here] - times[here - 1]) <= BURST_SECONDS, BURST, ALIKE)
-        near = np.einsum("ns,ns->n", whole[order[here]], whole[order[here - 1]])
+        near = np.einsum("ns,ns->n", means[order[here]], means[order[here - 1]])
         for number, least in zip(here[near >= wanted].tolist(), wanted[near >= wanted].tolist(), strict=True):
             head = heads[number - 1]
-            if head == number - 1 or whole[order[number]] @ whole[order[head]] >= least:
+            if head == number - 1 or means[order[number]] @ means[order[head]] >= least:
                 heads[number] = head
-    found = np.arange(len(whole))
+    found = np.arange(len(means))
     found[order] = order[heads]
     return found
 
 
-def box_guide(places: NDArray[np.float32], box: tuple[float, float, float, float]) -> NDArray[np.float32]:
+def box_prototype(places: NDArray[np.float32], box: tuple[float, float, float, float]) -> NDArray[np.float32]:
     """The mean of the places under a box (left, top, right, bottom), each weighted by its overlap with the box."""
     left, top, right, bottom = box
     if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):

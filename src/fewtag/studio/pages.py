@@ -15,7 +15,7 @@ from fewtag.studio import review as reviewing
 from fewtag.studio import values
 from fewtag.studio.derive import word_of
 from fewtag.studio.heat import Heat
-from fewtag.studio.library import Rows, box_guide
+from fewtag.studio.library import Rows, box_prototype
 from fewtag.studio.log import Label
 from fewtag.studio.ranking import Ranking, Scored
 from fewtag.studio.search import Part, parse
@@ -178,12 +178,14 @@ class Pages:
         row = self._library.row(digest)
         features = self._library.features
         if box is None:
-            return (features.whole @ features.whole[row])[rows]
+            return (features.means @ features.means[row])[rows]
         places = features.places(row)
         if places is None:
             raise InputError("the picture's features are not at hand; wait until it is indexed again")
         strengths = self._model.strengths
-        logits = features.logits([prototype_classifier(box_guide(places, box), strengths)], strengths.query_focus)[0][0]
+        logits = features.logits([prototype_classifier(box_prototype(places, box), strengths)], strengths.query_focus)[
+            0
+        ][0]
         # back to the prototype's own score, between −1 and 1
         return logits[rows] / np.float32(strengths.kappa) + np.float32(strengths.offset)
 
@@ -287,7 +289,7 @@ class Pages:
         ground = self._ranking.ground(known, scored)
         chosen = reviewing.choose_order(order, ground)
         seed = f"{self._ranking.project.folder.name} {known.id}"
-        whole = self._library.features.whole[: len(ground.verdicts)]
+        whole = self._library.features.means[: len(ground.verdicts)]
         rows, left = reviewing.ask(chosen, ground, whole, seed, self._library.digests)
         stacks = self._library.stacks()[: len(ground.verdicts)]
         if chosen != AUDIT and len(rows):

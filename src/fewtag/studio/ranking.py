@@ -180,7 +180,7 @@ class Scores:
         for checked, some in todo.items():
             if checked < count:  # all new rows in one product, so that the library is read once
                 seen = np.stack([bank.examples[key].features.pooled.mean for key in some])
-                alike = self.library.features.whole[checked:count] @ seen.T > SAME
+                alike = self.library.features.means[checked:count] @ seen.T > SAME
                 for key, column in zip(some, alike.T, strict=True):
                     rows = (np.flatnonzero(column) + checked).tolist()
                     self._same[key] = count, [*self._same.get(key, (0, []))[1], *rows]
