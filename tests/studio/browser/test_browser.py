@@ -798,6 +798,7 @@ def test_an_address_of_nothing_says_so_where_one_looks(opened: Opened) -> None:
     expect(opened.cell("00-dog-cat.png")).to_be_visible()
     for address, said in (
         ("#/review/heron", "There is no label “heron”"),
+        ("#/review/100%", "There is no label “100%”"),
         (f"#/picture/{'0' * 32}", "There is no such picture"),
         ("#/picture/no-digest", "There is no such picture"),
         ("#/?q=is%3Aunsur", "did you mean 'unsure'?"),

@@ -64,7 +64,16 @@ export function parseRoute(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split("?");
   const [screen, name = ""] = path.split("/");
   const known = screen === "review" || screen === "picture" ? screen : "library";
-  return { screen: known, name: decodeURIComponent(name), query: new URLSearchParams(query) };
+  return { screen: known, name: decoded(name), query: new URLSearchParams(query) };
+}
+
+/** @param {string} name @returns {string} without its escapes; as it is if they are none, as in "100%" typed by hand */
+function decoded(name) {
+  try {
+    return decodeURIComponent(name);
+  } catch {
+    return name;
+  }
 }
 
 export const route = signal(parseRoute(location.hash));
