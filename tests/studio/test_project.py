@@ -228,14 +228,33 @@ def test_a_full_disk_refuses_the_answer_and_loses_none(project: Project) -> None
 def test_nothing_is_taken_while_the_project_is_not_where_it_was(project: Project, tmp_path: Path) -> None:
     heron = define(project, "heron")
     project.folder.rename(tmp_path / "elsewhere")
-    with pytest.raises(UnavailableError, match="was moved or deleted while it is open; put it back"):
+    with pytest.raises(UnavailableError, match="was moved, deleted or replaced while it is open; put it back"):
         say(project, "p", heron)
     project._readers.clear()
-    with pytest.raises(UnavailableError, match="was moved or deleted while it is open; put it back"):
+    with pytest.raises(UnavailableError, match="was moved, deleted or replaced while it is open; put it back"):
         project.files()
     (tmp_path / "elsewhere").rename(project.folder)
     say(project, "q", heron)
     assert state(project.fold) == {"heron": {"q": "yes"}}
+
+
+def test_nothing_is_taken_once_the_projects_file_is_deleted_and_no_other_made_in_its_place(project: Project) -> None:
+    """A read made an empty one there, and from then on answers went into the deleted one."""
+    heron = define(project, "heron")
+    project.path.unlink()
+    project._readers.clear()
+    for ask in (project.files, lambda: say(project, "p", heron)):
+        with pytest.raises(UnavailableError, match="was moved, deleted or replaced while it is open"):
+            ask()
+    assert not project.path.exists()
+
+
+def test_nothing_is_taken_once_a_copy_is_in_the_place_of_the_project(project: Project, tmp_path: Path) -> None:
+    heron = define(project, "heron")
+    shutil.copy(project.path, tmp_path / "copy")
+    (tmp_path / "copy").replace(project.path)
+    with pytest.raises(UnavailableError, match="was moved, deleted or replaced while it is open; put it back, or open"):
+        say(project, "p", heron)
 
 
 def test_a_project_that_may_only_be_read_is_refused_in_one_sentence(project: Project) -> None:

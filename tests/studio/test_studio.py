@@ -496,7 +496,7 @@ def test_no_bank_is_written_where_the_project_was(studio: Studio, tmp_path: Path
     studio.define("dog")
     assert studio.wait(300)
     studio.folder.rename(tmp_path / "elsewhere")
-    with pytest.raises(InputError, match="was moved or deleted while it is open"):
+    with pytest.raises(InputError, match="was moved, deleted or replaced while it is open"):
         studio.deriver.write(studio.deriver.bank(studio.project.fold))
     assert not studio.folder.exists()
     (tmp_path / "elsewhere").rename(studio.folder)

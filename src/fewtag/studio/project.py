@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,6 +111,7 @@ class Project:
         try:
             self._writer = self._prepare()
             self._closing.callback(self._writer.close)
+            self._file = self.path.stat()
             self.log = Log(self._changes())
         except _ERRORS as error:
             self._closing.close()
@@ -197,6 +198,7 @@ class Project:
             try:
                 connection = self._readers.pop()
             except IndexError:
+                self.check_place()  # SQLite would make an empty file there
                 connection = self._connect()
             try:
                 return connection.execute(query, values).fetchall()
@@ -207,9 +209,12 @@ class Project:
             raise self._refusal(error, "be read") from error
 
     def check_place(self) -> None:
-        """Refuses to go on once the project was moved or deleted: what went into a deleted file would be lost."""
-        if not self.path.exists():
-            raise UnavailableError(f"the project {self.folder} was moved or deleted while it is open; put it back")
+        """Refuses to go on once another file, or none, is in the project's place: what is written would be lost."""
+        with suppress(OSError):
+            if os.path.samestat(self.path.stat(), self._file):
+                return
+        what = "was moved, deleted or replaced while it is open"
+        raise UnavailableError(f"the project {self.folder} {what}; put it back, or open it again")
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
