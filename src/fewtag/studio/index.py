@@ -82,7 +82,7 @@ class Indexer:
         space = self._opened.enter_context(cached_places(model, cache))
         assert space is not None
         self.places: ArrayRows = space
-        self.wholes = space.cache.arrays("wholes", space.what, space.key, (model.space.size,), "float32")
+        self.means = space.cache.arrays("wholes", space.what, space.key, (model.space.size,), "float32")
         self._thread = threading.Thread(target=self._run, name="fewtag-indexer", daemon=True)
 
     def start(self) -> None:
@@ -175,9 +175,9 @@ class Indexer:
             # beyond what memory holds, a picture's mean vector is enough
             room = max(0, self.library.features.resident - len(self.library))
             there = {*self.places.present(keys[:room]), *keys[room:]}
-            both = [place for place, key in enumerate(keys) if key in there]
-            found, wholes = self.wholes.get_stacked([keys[place] for place in both])
-            self.library.add([known[both[place]] for place in found], wholes, None)
+            both = [number for number, key in enumerate(keys) if key in there]
+            found, means = self.means.get_stacked([keys[number] for number in both])
+            self.library.add([known[both[number]] for number in found], means, None)
         self.library.set_files(files)
         self._try_again()
 
@@ -293,9 +293,9 @@ class Indexer:
         self.project.record(list(news), files)
         if places is not None:
             half = places.astype(np.float16)  # as they are stored, so that a later start has the same numbers
-            wholes = unit(half.astype(np.float32).mean(axis=1))
-            self.wholes.put_many([bytes.fromhex(each.digest) for each in news], wholes)
-            self.library.add(list(news), wholes, half)
+            means = unit(half.astype(np.float32).mean(axis=1))
+            self.means.put_many([bytes.fromhex(each.digest) for each in news], means)
+            self.library.add(list(news), means, half)
         for file in files:
             before = self.library.files.get(file.path)
             if before is not None and before.digest and file.digest and before.digest != file.digest:

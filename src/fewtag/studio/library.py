@@ -222,9 +222,7 @@ def _attended(
     attention *= scales[..., None]
     pooled = np.matmul(attention.transpose(0, 2, 1), wide)
     length = np.sqrt(np.einsum("ils,ils->il", pooled, pooled))
-    along = (
-        pooled[:, 0] @ attended_weights.T if len(prototypes) == 1 else np.einsum("ils,ls->il", pooled, attended_weights)
-    )
+    along = pooled[:, 0] @ attended_weights.T if one else np.einsum("ils,ls->il", pooled, attended_weights)
     return along / np.maximum(length, 1e-6)
 
 

@@ -183,9 +183,8 @@ class Pages:
         if places is None:
             raise InputError("the picture's features are not at hand; wait until it is indexed again")
         strengths = self._model.strengths
-        logits = features.logits([prototype_classifier(box_prototype(places, box), strengths)], strengths.query_focus)[
-            0
-        ][0]
+        fitted = prototype_classifier(box_prototype(places, box), strengths)
+        logits = features.logits([fitted], strengths.query_focus)[0][0]
         # back to the prototype's own score, between −1 and 1
         return logits[rows] / np.float32(strengths.kappa) + np.float32(strengths.offset)
 
@@ -289,8 +288,8 @@ class Pages:
         ground = self._ranking.ground(known, scored)
         chosen = reviewing.choose_order(order, ground)
         seed = f"{self._ranking.project.folder.name} {known.id}"
-        whole = self._library.features.means[: len(ground.verdicts)]
-        rows, left = reviewing.ask(chosen, ground, whole, seed, self._library.digests)
+        means = self._library.features.means[: len(ground.verdicts)]
+        rows, left = reviewing.ask(chosen, ground, means, seed, self._library.digests)
         stacks = self._library.stacks()[: len(ground.verdicts)]
         if chosen != AUDIT and len(rows):
             # one picture stands for its stack, and one answer is enough
@@ -299,7 +298,7 @@ class Pages:
             rows = rows[np.sort(np.unique(stacks[rows], return_index=True)[1])]
             if chosen == "unsure":
                 size = reviewing.page_size(len(answered), size)
-                rows = reviewing.spread(rows, whole, size)
+                rows = reviewing.spread(rows, means, size)
         left = min(left, len(rows))
         rows = rows[offset : offset + size]
         self._scores.sharpen(scored, rows)

@@ -102,7 +102,7 @@ def choose_order(order: str, ground: Ground) -> Order:
 
 
 def ask(
-    order: Order, ground: Ground, whole: NDArray[np.float32], seed: str, digests: Sequence[str]
+    order: Order, ground: Ground, means: NDArray[np.float32], seed: str, digests: Sequence[str]
 ) -> tuple[Rows, int]:
     """The rows to ask about, in order, and how many of them are worth it."""
     open_rows, chances = np.flatnonzero(ground.open), ground.chances
@@ -118,19 +118,19 @@ def ask(
         likely = _by(rows, -chances[rows])
         confirmed = np.flatnonzero(ground.verdicts == YES)
         if len(confirmed):
-            alike = (whole @ whole[confirmed[-_LOOKED_AT:]].T).max(axis=1, initial=-1.0)
+            alike = (means @ means[confirmed[-_LOOKED_AT:]].T).max(axis=1, initial=-1.0)
             likely = _in_turn(likely, _by(rows, -alike[rows]))
         return likely, int((ground.near & ~ground.over).sum())
     rows = np.flatnonzero(ground.over & (ground.verdicts == 0))
     return _stratified(rows, chances, seed, digests), len(rows)
 
 
-def spread(rows: Rows, whole: NDArray[np.float32], size: int) -> Rows:
+def spread(rows: Rows, means: NDArray[np.float32], size: int) -> Rows:
     """Farthest-first traversal: a page of rows from the first ones, unlike each other, in their order; then the others.
 
     A page is answered before anything is learnt from it, so the second of two look-alikes would teach little.
     """
-    some = whole[rows[: max(size, min(_WIDER * size, len(rows) // _FIRST))]]
+    some = means[rows[: max(size, min(_WIDER * size, len(rows) // _FIRST))]]
     alike, chosen = np.full(len(some), -1.0, np.float32), list[int]()
     while len(chosen) < min(size, len(some)):
         chosen.append(int(alike.argmin()))
