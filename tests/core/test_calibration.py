@@ -277,7 +277,7 @@ def test_shares_are_found_that_labels_were_drawn_with() -> None:
 
 def test_log_odds_are_finite_where_single_precision_has_no_share() -> None:
     assert np.isfinite(log_odds(np.array([1e-50, 1 - 1e-12], np.float32))).all()
-    assert log_odds(np.array([0.25], np.float32))[0] == pytest.approx(-np.log(3))
+    assert log_odds(np.array([0.25, 1e-20], np.float32)).tolist() == pytest.approx([-np.log(3), np.log(1e-20)])
 
 
 def test_a_small_sample_without_any_sign_leaves_a_small_share_not_none() -> None:

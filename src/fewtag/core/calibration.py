@@ -123,7 +123,8 @@ def steepness(steeper: NDArray[np.float32], priors: NDArray[np.floating]) -> NDA
 
 def log_odds(probabilities: NDArray[np.floating]) -> NDArray[np.float32]:
     """The logit, log(p / (1 - p)); finite even for those that single precision rounds to 0 or 1."""
-    inside = np.clip(probabilities, 1e-7, 1 - 1e-7)
+    single = np.finfo(np.float32)
+    inside = np.clip(probabilities, single.tiny, 1 - single.epsneg)
     return np.asarray(np.log(inside / (1 - inside)), np.float32)
 
 
