@@ -107,6 +107,7 @@ def test_what_is_wrong_with_a_body_is_named(running: Running) -> None:
         ("/v1/answers", {"answers": []}, "answers"),
         ("/v1/answers", good | {"id": 7}, "id"),
         ("/v1/tag", {"pictures": []}, "pictures"),
+        ("/v1/labels/dog/examples", {"pictures": 1_001 * [32 * "0"]}, "pictures"),
         ("/v1/labels", {"nam": "dog"}, "nam"),
     ):
         with pytest.raises(ApiError, match=f"^{where}.* is not as it should be"):

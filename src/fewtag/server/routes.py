@@ -215,7 +215,8 @@ def define(asked: bodies.NewLabel, server: Server) -> Response:
 )
 async def teach(name: str, request: Request, server: Server) -> Response:
     """Teaches a known or a new label by pictures that show it: files, or digests; a project takes digests alone."""
-    files, _, asked = await _read(request, bodies.Examples)
+    # a bank decodes them all, and holds them meanwhile
+    files, _, asked = await _read(request, bodies.Examples if server.is_project else bodies.Pictures)
     if server.is_project:
         if asked is None:
             raise HTTPException(415, "a project learns from its own pictures; send their digests, as JSON")
