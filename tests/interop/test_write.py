@@ -162,6 +162,8 @@ def test_a_projects_answers_are_written(
     assert {path.name for path in album.rglob("*.xmp")} == {"a.jpg.xmp", "ä b.png.xmp"}
     assert cli("write", "project", album, "--threshold", 0).code == 0
     assert {path.name for path in album.rglob("*.xmp")} == {"a.jpg.xmp", "ä b.png.xmp"}
+    said = cli("write", "project", album, "--threshold", "nan")
+    assert (said.code, "the threshold is nan" in said.err) == (2, True)
     assert cli("write", "project", album, "--threshold", 1).code == 0
     assert [path.name for path in album.rglob("*.xmp")] == ["a.jpg.xmp"]
     said = cli("write", "project", album, "--confirmed", "--threshold", 0)

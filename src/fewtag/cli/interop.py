@@ -105,8 +105,10 @@ def _rows(
 ) -> "tuple[Iterator[tuple[str, Path, Wanted | InputError]], int]":
     """The tags wanted for each picture, and the number of pictures."""
     from fewtag.interop.xmp import Wanted
+    from fewtag.tagger.bank import check_threshold
     from fewtag.tagging.examples import TABLES
 
+    check_threshold(threshold)
     if confirmed and threshold is not None:
         raise InputError("--confirmed writes no guesses, and --threshold is for those; leave one of them out")
     former: Iterable[str] = ()

@@ -15,7 +15,7 @@ from fewtag.files import digest
 from fewtag.pictures import tables
 from fewtag.pictures.files import Picture, is_image_name, own_entries, walk, why_unreadable
 from fewtag.pictures.tables import ABSENT, COLUMNS, NOT, folded, split_labels
-from fewtag.tagger.bank import check_threshold, path_name
+from fewtag.tagger.bank import path_name
 from fewtag.tagger.stream import Tagged
 from fewtag.tagging.parquet import read_records
 from fewtag.tagging.sources import is_url
@@ -274,7 +274,6 @@ def read_tagged(path: Path, threshold: float | None = None) -> list[Tagged]:
     With a threshold, tags are the labels that reach it, but a person's edits take precedence: tags that were added
     stay, and neither removed tags nor those with "!" come back.
     """
-    check_threshold(threshold)
     rows = read_rows(path)
     scored = _scored(path, rows)
     if threshold is not None and not scored:
