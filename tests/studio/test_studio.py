@@ -492,12 +492,15 @@ def test_a_bank_that_cannot_be_written_is_told_and_written_later(studio: Studio)
     assert Tagger.load(bank).classes_ == ("dog",)
 
 
-def test_no_bank_is_written_where_the_project_was(studio: Studio, tmp_path: Path) -> None:
+def test_no_bank_or_delivery_is_written_where_the_project_was(studio: Studio, tmp_path: Path) -> None:
     studio.define("dog")
     assert studio.wait(300)
     studio.folder.rename(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="was moved, deleted or replaced while it is open"):
         studio.deriver.write(studio.deriver.bank(studio.project.fold))
+    for kind in ("csv", "onnx"):
+        with pytest.raises(InputError, match="was moved, deleted or replaced while it is open"):
+            studio.deliver(kind)
     assert not studio.folder.exists()
     (tmp_path / "elsewhere").rename(studio.folder)
 

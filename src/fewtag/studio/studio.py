@@ -411,6 +411,7 @@ class Studio:
         """
         from fewtag.studio import deliver as delivering  # imported here: its formats would slow down the start
 
+        self.project.check_place()
         if format == "onnx":
             return delivering.write_graph(self.project, self.tagger, dry_run=dry_run)
         labels = self.scorer().labels if self.ranking.bank().classes else ()
