@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Bars, Device, printable
+from fewtag.cli.terminal import AsJson, Bars, Device, note
 from fewtag.errors import InputError, plural
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def write(
         if undo:
             report = take_back(photos, options)
             if not report.pictures and not embed:
-                print(f"fewtag: no sidecar of {photos} is fewtag's; --embed looks into the pictures", file=sys.stderr)
+                note(f"no sidecar of {photos} is fewtag's; --embed looks into the pictures")
         else:
             report = write_tags(photos, *_rows(source, photos, threshold, prefix, device, confirmed=confirmed), options)
     _say(report, photos, as_json=as_json)
@@ -168,7 +167,7 @@ def _of_project(
         raise InputError(f"{source} is no project of the studio; give a bank, a project or a table, then PHOTOS")
     with Studio.open(source, device=device) as studio:
         if not studio.wait(2.0):
-            print(f"fewtag: reading the pictures of {source}, which the cache does not have", file=sys.stderr)
+            note(f"reading the pictures of {source}, which the cache does not have")
             studio.wait()
         found = studio.tags_by_file(confirmed_only=confirmed)
         labels, former = [label.name for label in studio.labels()], studio.names_ever
@@ -232,6 +231,6 @@ def _say(report: "Report", photos: Path, *, as_json: bool) -> None:
     done += [f"{report.removed} removed"] if report.removed else []
     typer.echo(f"{photos}: {', '.join(done)}, {report.unchanged} unchanged", err=report.dry_run)
     for failure in list(report.failures.values())[:SHOWN_FAILURES]:
-        print(f"fewtag: {printable(failure)}", file=sys.stderr)
+        note(failure)
     if len(report.failures) > SHOWN_FAILURES:
-        print(f"fewtag: {len(report.failures) - SHOWN_FAILURES} more failed; --json lists them all", file=sys.stderr)
+        note(f"{len(report.failures) - SHOWN_FAILURES} more failed; --json lists them all")

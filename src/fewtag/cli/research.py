@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Bars, Cache, DataFolder, SkipBad, show
+from fewtag.cli.terminal import AsJson, Bars, Cache, DataFolder, SkipBad, printable, show
 from fewtag.errors import InputError, plural
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def _running(
     reasons = dict.fromkeys(experiment.skipped)  # a picture may serve several phases
     if reasons and fabric.is_global_zero:
         for reason in reasons:
-            print(f"skipped: {reason}", file=sys.stderr)
+            print(f"skipped: {printable(reason)}", file=sys.stderr)
         print(f"skipped {plural(len(reasons), 'unreadable picture')}", file=sys.stderr)
 
 
