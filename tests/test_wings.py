@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -179,12 +180,21 @@ def brought_along(wanted: list[Requirement]) -> set[str]:
     return {name for name, _ in seen}
 
 
+def product_job() -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml")
+    return yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))["jobs"]["product"]
+
+
+def test_a_command_that_fails_ends_cis_job_on_every_system() -> None:
+    job = product_job()
+    assert any(len(step.get("run", "").splitlines()) > 1 for step in job["steps"])
+    assert job["defaults"]["run"]["shell"] == "bash"  # which it runs with -e; PowerShell would go on
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 def test_what_ci_tests_of_the_product_needs_no_more_than_it_installs(tmp_path: Path) -> None:
-    yaml = pytest.importorskip("yaml")
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))
-    steps = [shlex.split(step.get("run", "")) for step in workflow["jobs"]["product"]["steps"]]
+    steps = [shlex.split(step.get("run", "")) for step in product_job()["steps"]]
     (install,) = (words[4:] for words in steps if words[:4] == ["python", "-m", "pip", "install"])
     (tests,) = (words[1:] for words in steps if words[:1] == ["pytest"])
     there = brought_along([Requirement(re.sub(r"^\.", "fewtag", word)) for word in install])
