@@ -47,7 +47,7 @@ test-fast: .venv/installed
 	$(BIN)/pytest $(IN_PARALLEL) 3 --ignore tests/research --ignore tests/scripts --ignore tests/test_benchmarks.py \
 		-m 'not slow and not processes and not ray' tests
 
-# 10,000 mutated files, 1,000 of them sidecars, and 200 kills at random moments, some on a full disk, 200 of `write` and
+# 10,000 mutated files, 1,500 of them sidecars, and 200 kills at random moments, some on a full disk, 200 of `write` and
 # 200 of a studio that is answering
 fuzz: .venv/installed
 	$(BIN)/python tests/support/fuzz.py

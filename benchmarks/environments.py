@@ -39,7 +39,7 @@ def install_wheel(folder: Path) -> Path:
     """The wheel of the working tree with its dependencies, in a virtual environment of its own; its Python."""
     tree = folder / "tree"
     shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, tree)
     run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder / "wheel"), str(tree)])
     run([sys.executable, "-m", "venv", str(folder / "venv")])

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,17 @@ def throughput(bank: Path, folder: Path, rounds: int) -> Iterator[Figure]:
         )
 
 
+def megabytes(process: int) -> float:
+    """Of the server and of the processes that decode for it; memory that they share counts once."""
+    children = " ".join(path.read_text() for path in Path(f"/proc/{process}/task").glob("*/children"))
+    found = 0
+    for each in (process, *children.split()):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            rollup = Path(f"/proc/{each}/smaps_rollup").read_text()
+            found += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    return found / 1024
+
+
 def overload(bank: Path, folder: Path, minutes: float) -> Iterator[Figure]:
     """Memory and answers while far more is asked for than can be answered."""
     with served(bank) as (client, process):
@@ -130,10 +141,7 @@ def overload(bank: Path, folder: Path, minutes: float) -> Iterator[Figure]:
 
         def watch() -> None:
             while not over.wait(0.5):
-                status = Path(f"/proc/{process}/status").read_text()
-                sizes.append(
-                    int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
-                )
+                sizes.append(megabytes(process))
 
         watcher = threading.Thread(target=watch)
         watcher.start()

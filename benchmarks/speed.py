@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="these sections alone")
     arguments = parser.parse_args()
     options = " --pictures FOLDER" * bool(arguments.pictures) + " --quick" * arguments.quick
+    options += f" --rounds {arguments.rounds}" * (arguments.rounds != parser.get_default("rounds"))
     about = {
         "command": f"python benchmarks/speed.py{options}",
         "former": FORMER,
@@ -97,7 +98,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         setting = Setting(folder, former_environment(folder / "former"), arguments.pictures, quick=arguments.quick)
-        setting.rounds = min(setting.rounds, arguments.rounds)
+        setting.rounds = 1 if arguments.quick else arguments.rounds
         for section, figure in figures(setting, arguments.only):
             rows.append(figure.as_dict() | {"section": section})
             print(

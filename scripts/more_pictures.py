@@ -6,9 +6,8 @@ PICTURES is a folder of IMAGE_ID.jpg, or a git directory that holds one as train
 base labels alone that the pack `train` lacks: together they are the paper's base pictures, but for those that PICTURES
 lacks. `crowded` has pictures with a validation label beside base labels, none with a novel one: the validation labels'
 counterpart of `mixed`. `every` has pictures of any labels, each taken for the label that is shown least until then.
-Pictures are
-squashed to 224 × 224 as in the packs and kept as WebP. labels.tsv in the folder written has the rows of the packs
-given, too: with their tars beside it the folder takes the place of theirs.
+Pictures are squashed to 224 × 224 as in the packs and kept as WebP. labels.tsv in the folder written has the rows of
+the packs given, too: with their tars beside it the folder takes the place of theirs.
 """
 
 import argparse

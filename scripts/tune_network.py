@@ -257,8 +257,8 @@ def run(arguments: argparse.Namespace) -> None:
             record.add(bench.measure(network, size, full=full), size=size, **told)
         if arguments.save is not None:
             save(network, arguments.save / f"{arguments.network}-{name}.safetensors")
-        for bits in arguments.bits:
-            network.body.load_state_dict(rounded(network, bits))
+        for bits, state in [(bits, rounded(network, bits)) for bits in arguments.bits]:
+            network.body.load_state_dict(state)
             record.add(bench.measure(network, max(arguments.sizes)), size=max(arguments.sizes), **told, bits=bits)
 
     if not arguments.no_untuned:
@@ -308,7 +308,9 @@ def main() -> None:
         "--layer-decays", type=float, nargs="+", default=[0.75], help="a layer's rate by the next one's"
     )
     parser.add_argument("--smallest-crop", type=float, default=0.6, help="as a share of the area")
-    parser.add_argument("--bits", type=int, nargs="*", default=[], help="measure weights rounded to so many bits, too")
+    parser.add_argument(
+        "--bits", type=int, choices=(8, 16), nargs="*", default=[], help="measure weights rounded to so many bits, too"
+    )
     parser.add_argument("--no-untuned", action="store_true", help="leave the pretrained network out")
     parser.add_argument("--phases", nargs="*", choices=("val", "test", "mixed"), default=["val"])
     parser.add_argument("--variants", nargs="+", choices=("all", "clean", "none"), default=["all", "clean"])

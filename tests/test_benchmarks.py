@@ -2,16 +2,20 @@
 
 import json
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import plain
 import pytest
+import speed
 import torch
 from drawn import draw, make_bank, write_jpegs
 from growth import exponent, learn, random_bank, random_places, refitting, scorer_of
+from http_load import megabytes
 from measuring import FailedError, Figure, in_turns, peak_megabytes, run
 from rivals import CHANNELS, LABELS, WORDS, Setting, easyfsl_scores, protonet_scores
 from speed import page
@@ -137,6 +141,34 @@ def test_the_page_says_which_promises_are_kept() -> None:
     assert "| large | 800 MB | ≤ 700 **missed** |" in written
     assert f"| {rows[0]['commit']}, {rows[0]['load']:.1f} |" in written
     assert json.dumps(rows)
+
+
+@pytest.mark.parametrize(("options", "turns"), [((), 5), (("--rounds", "7"), 7), (("--quick", "--rounds", "7"), 1)])
+def test_contenders_take_as_many_turns_as_are_asked_for(
+    options: tuple[str, ...], turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "former_environment", lambda _folder: {})
+    monkeypatch.setattr(speed, "Setting", lambda *_, quick: SimpleNamespace(rounds=1 if quick else 5))
+    monkeypatch.setattr(speed, "figures", lambda setting, _: [("wheel", Figure("turns", setting.rounds))])
+    monkeypatch.setattr(sys, "argv", ["speed.py", *options, "--out", str(tmp_path / "speed")])
+    speed.main()
+    written = json.loads((tmp_path / "speed.json").read_text())
+    assert [row["value"] for row in written["figures"]] == [turns]
+    assert written["command"] == " ".join(["python benchmarks/speed.py", *options])
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="the kernel tells nothing of memory here")
+def test_the_memory_of_a_server_is_also_that_of_its_workers() -> None:
+    worker = "held = b'x' * 80_000_000; print('held', flush=True); input()"
+    server = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", server], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        assert 80 < megabytes(process.pid) < 160
+        process.communicate("\n")
 
 
 @pytest.mark.slow

@@ -99,6 +99,26 @@ def test_the_readme_shows_the_scores_of_its_rows() -> None:
         assert f"| {what} | {' | '.join(scores)} |" in readme
 
 
+def test_the_pages_show_the_speeds_of_their_rows() -> None:
+    figures = json.loads((ROOT / "results" / "speed.json").read_text(encoding="utf-8"))["figures"]
+    measured = {row["what"]: row["value"] for row in figures}
+    arrays = measured["`tagger.tag` of decoded arrays beside a bare onnxruntime session"]
+    plain = measured["`fewtag tag` of files beside the best plain loop"]
+    former = "`fewtag tag` of files beside the former torch engine:"
+    same, today = measured[f"{former} EfficientNet-Lite2 in both"], measured[f"{former} today's network"]
+    one, eight = (measured[f"HTTP, 16 clients, {some} a request, beside `fewtag tag`"] for some in ("one", "eight"))
+    for page, sentence in (
+        ("README.md", f"onnxruntime session around the same network ({arrays:.2f} ×)"),
+        ("README.md", f"the best plain loop ({plain:.2f} ×)"),
+        ("README.md", f"{one:.2f} of the speed of `fewtag tag` with one picture a request"),
+        ("README.md", f"{measured['Ray with two workers beside the local engine']:.2f} of it over a minute"),
+        ("docs/http.md", f"{one:.2f} of its pictures a second with one picture a request, {eight:.2f} with eight"),
+        ("docs/scale-out.md", f"{same:.1f} times the speed of the torch engine"),
+        ("docs/scale-out.md", f"`default` is {today:.2f} times as fast"),
+    ):
+        assert sentence in " ".join((ROOT / page).read_text(encoding="utf-8").split()), page
+
+
 @pytest.mark.slow
 def test_every_command_of_the_readme_runs(cli: Callable[..., Any], tmp_path: Path) -> None:
     write_pictures("rex.jpg", "max.jpg", "garden.jpg", "sofa.jpg", "photos/cat.jpg", "photos/sofa.jpg")

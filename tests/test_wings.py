@@ -3,15 +3,23 @@
 import ast
 import csv
 import os
+import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from tiny import draw, write_tiny_model
 
-SOURCE = Path(__file__).parents[1] / "src" / "fewtag"
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "fewtag"
 RUN = """
 import json, runpy, sys, warnings
 for number, arguments in enumerate(json.load(open(sys.argv[1]))):
@@ -144,6 +152,77 @@ def test_the_server_loads_nothing_of_the_research_wing_and_needs_nothing_of_posi
     code = f"{WITHOUT_RESEARCH}{WITHOUT_POSIX}\n{program}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def brought_along(wanted: list[Requirement]) -> set[str]:
+    """The distributions that pip installs for these, as far as they are installed here."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    seen = set[tuple[str, frozenset[str]]]()
+    while wanted:
+        one = wanted.pop()
+        key = name, extras = canonicalize_name(one.name), frozenset(one.extras)
+        if key in seen:
+            continue
+        seen.add(key)
+        if name == "fewtag":
+            lines = [
+                *project["dependencies"],
+                *(line for each in extras for line in project["optional-dependencies"][each]),
+            ]
+        else:
+            try:
+                lines = requires(name) or []
+            except PackageNotFoundError:
+                continue
+        for each in map(Requirement, lines):
+            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras or {""}):
+                wanted.append(each)
+    return {name for name, _ in seen}
+
+
+def product_job() -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml")
+    return yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))["jobs"]["product"]
+
+
+def test_a_command_that_fails_ends_cis_job_on_every_system() -> None:
+    job = product_job()
+    assert any(len(step.get("run", "").splitlines()) > 1 for step in job["steps"])
+    assert job["defaults"]["run"]["shell"] == "bash"  # which it runs with -e; PowerShell would go on
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_what_ci_tests_of_the_product_needs_no_more_than_it_installs(tmp_path: Path) -> None:
+    steps = [shlex.split(step.get("run", "")) for step in product_job()["steps"]]
+    (install,) = (words[4:] for words in steps if words[:4] == ["python", "-m", "pip", "install"])
+    (tests,) = (words[1:] for words in steps if words[:1] == ["pytest"])
+    there = brought_along([Requirement(re.sub(r"^\.", "fewtag", word)) for word in install])
+    absent = {
+        module
+        for module, owners in packages_distributions().items()
+        if not {canonicalize_name(owner) for owner in owners} & there
+    }
+    assert {"torch", "starlette", "ray"} <= absent
+    assert not {"onnx", "pyarrow", "PIL", "typer"} & absent
+    code = f"""
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", code, *tests, "--collect-only", "-q", "-p", "no:cacheprovider"],
+        cwd=ROOT,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert said.returncode == 0, said.stdout[-3000:] + said.stderr[-1000:]
 
 
 def test_the_client_runs_as_a_file_by_itself() -> None:

@@ -29,8 +29,10 @@ def test_every_command_explains_itself(cli: Cli) -> None:
         assert f"fewtag {command} [OPTIONS]" in cli(command, "--help").out
         assert command in whole
     assert cli("labels", "-h") == cli("labels", "--help")
-    for command, several in (("learn", "EXAMPLES..."), ("tag", "PICTURES...")):
-        assert f"{{BANK}} {{{several}}}" in cli(command, "-h").out, "it takes several"
+    usages = {"learn": "{BANK} {EXAMPLES...}", "tag": "{BANK} {PICTURES...}"}
+    usages |= {"studio": "[PROJECT] [PICTURES...]", "mcp": "{PROJECT} [PICTURES...]"}
+    for command, several in usages.items():
+        assert several in cli(command, "-h").out, "it takes several"
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -6,6 +6,8 @@ from typing import Any
 import networks
 import pytest
 import torch
+import tune_network
+from measure_posterior import Strengths
 from networks import Network, Pictures, average, build, copy_state, encode, rounded, save
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -70,6 +72,28 @@ def test_rounded_weights_are_within_half_a_step_of_their_channel() -> None:
     assert errors.max() > 0
     assert (errors <= 0.501 * steps).all()
     assert torch.equal(after["last.weight"], before["last.weight"])  # too few numbers to be worth it
+
+
+def test_each_number_of_bits_rounds_the_weights_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[Tensor] = []
+
+    class Bench:
+        base, fitted, strengths = pictures(), pictures(), Strengths()
+
+        def measure(self, network: Network, _size: int, **_: bool) -> dict[str, Any]:
+            measured.append(copy_state(network)["stem.weight"])
+            return {}
+
+    monkeypatch.setattr(tune_network, "Bench", lambda *_: Bench())
+    monkeypatch.setattr(tune_network, "read_weights", lambda *_: {})
+    monkeypatch.setattr(tune_network, "build", lambda *_: Network(Patches()))
+    options = ["--weights", "none", "--data", "none", "--epochs", "--sizes", "56", "--bits", "8", "16"]
+    monkeypatch.setattr(
+        "sys.argv", ["tune_network.py", "--network", "dinov2", *options, "--out", str(tmp_path / "rows.json")]
+    )
+    tune_network.main()
+    exact, coarse, fine = measured
+    assert 0 < (fine - exact).abs().max() < (coarse - exact).abs().max() / 100
 
 
 def test_averages_are_weighted_means_of_tensors() -> None:

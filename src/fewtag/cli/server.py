@@ -29,7 +29,7 @@ PORT = 8766
 NEEDED = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
 
 ProjectFolder = Annotated[Path, typer.Argument(metavar="PROJECT", help="The project's folder, new or known.")]
-Folders = Annotated[list[Path] | None, typer.Argument(metavar="PICTURES", help="Folders of pictures to add to it.")]
+Folders = Annotated[list[Path] | None, typer.Argument(metavar="PICTURES...", help="Folders of pictures to add to it.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 is any free one.")]
 Host = Annotated[
     str, typer.Option(metavar="ADDRESS", help="The interface to listen on; another needs --allow-network.")
