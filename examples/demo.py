@@ -5,9 +5,9 @@ heat-maps of a picture of each label: `fewtag explain` and the studio make one o
 COCO's, which the model was fitted on: those know a bird, and nothing more of it.
 """
 
+import argparse
 import csv
 import html
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -125,4 +125,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "demo"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("demo"), help="where the page goes")
+    main(parser.parse_args().folder)
