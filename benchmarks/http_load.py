@@ -124,10 +124,12 @@ def throughput(bank: Path, folder: Path, rounds: int) -> Iterator[Figure]:
 
 def megabytes(process: int) -> float:
     """Of the server and of the processes that decode for it; memory that they share counts once."""
-    children = " ".join(path.read_text() for path in Path(f"/proc/{process}/task").glob("*/children"))
-    found = 0
-    for each in (process, *children.split()):
+    children, found = list[str](), 0
+    for thread in Path(f"/proc/{process}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            children += (thread / "children").read_text().split()
+    for each in (process, *children):
+        with suppress(FileNotFoundError, ProcessLookupError):
             rollup = Path(f"/proc/{each}/smaps_rollup").read_text()
             found += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
     return found / 1024
@@ -143,11 +145,11 @@ def overload(bank: Path, folder: Path, minutes: float) -> Iterator[Figure]:
             while not over.wait(0.5):
                 sizes.append(megabytes(process))
 
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        found = ask(client, folder, seconds=60 * minutes)
-        over.set()
-        watcher.join()
+        with ThreadPoolExecutor(1) as pool:
+            watcher = pool.submit(watch)
+            found = ask(client, folder, seconds=60 * minutes)
+            over.set()
+        watcher.result()  # if it failed, there is no memory to tell of
         alone = ask(client, folder)
     rate = alone["pictures"] / alone["seconds"]
     asked, answered = sum(found["statuses"].values()), found["statuses"].get("200", 0)
