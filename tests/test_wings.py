@@ -257,3 +257,17 @@ def test_what_only_posix_has_is_not_imported_and_asked_for_before_it_is_used() -
                 used |= {node.attr} if (node.value.id, node.attr) in POSIX_NAMES else set()
         for attribute in used - {"getpriority"}:  # which comes with setpriority
             assert f'hasattr(os, "{attribute}")' in text, f"{name} uses {attribute}"
+
+
+@pytest.mark.slow
+def test_whatever_opens_a_picture_names_the_formats_that_it_may_have() -> None:
+    """Else Pillow tries all its decoders, some of which start other programs."""
+    opened = [
+        (name, {each.arg for each in node.keywords})
+        for name, tree, _ in trees(SOURCE)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Image.open"
+    ]
+    assert len(opened) > 3
+    for name, arguments in opened:
+        assert "formats" in arguments, name

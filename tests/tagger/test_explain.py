@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from fewtag import InputError
-from fewtag.tagger.explain import CELLS, grid, heat_map, hide_parts, layer, overlay, save_heat
+from fewtag.tagger.explain import CELLS, grid, heat_map, hide_parts, is_heat, layer, overlay, save_heat
 
 SIDE = 40
 GENERATOR = np.random.default_rng(0)
@@ -136,3 +136,16 @@ def test_every_panel_of_a_grid_has_its_name_and_probability_above() -> None:
 def test_the_thinnest_picture_still_has_a_grid(size: tuple[int, int]) -> None:
     heat = heat_map(log_odds_by(1, 1), 0.9, size)
     assert grid(Image.new("RGB", size), {"dog": heat}, {"dog": 0.5}, height=64).height == 64 + 28
+
+
+@pytest.mark.parametrize("name", ["heat.png", "heat.webp", "heat.jpg"])
+def test_a_heat_map_is_known_again_in_each_format(tmp_path: Path, name: str) -> None:
+    save_heat(tmp_path / name, Image.new("RGB", (30, 10)), {"dog": np.zeros((10, 30), np.float32)})
+    assert is_heat(tmp_path / name)
+
+
+def test_only_decoders_of_formats_that_heat_maps_have_see_the_file_in_their_place(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0131] = "fewtag explain"
+    Image.new("RGB", (30, 10)).save(tmp_path / "heat.png", "TIFF", exif=exif)
+    assert not is_heat(tmp_path / "heat.png")

@@ -117,7 +117,7 @@ def save_heat(
 def is_heat(path: Path) -> bool:
     """Whether `save_heat` wrote it, and it may be written over."""
     try:
-        with Image.open(path) as found:
+        with Image.open(path, formats=[name for name, _ in _FORMATS.values()]) as found:
             return found.getexif().get(_SOFTWARE) == _MARK
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # no picture, or a damaged one
         return False

@@ -218,6 +218,6 @@ def _axes(path: Path, title: str, *, height: float) -> Iterator["Axes"]:
         yield axes
         drawn = BytesIO()
         figure.savefig(drawn, format="png", dpi=150, bbox_inches="tight", facecolor="white")
-    with replacing(path) as part, Image.open(drawn) as picture:
+    with replacing(path) as part, Image.open(drawn, formats=("PNG",)) as picture:
         # with so few colours a palette is enough, at a third of the bytes
         picture.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(part, format="png", optimize=True)
