@@ -1,6 +1,7 @@
 """What a bank is told and tells: define, forget, rename, labels, examples, upgrade, explain."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -273,6 +274,25 @@ def test_a_page_replaces_a_page_of_fewtag_and_no_other(cli: Cli, bank: Path) -> 
         assert refused(cli(*command, "--page", "mine.html"), "exists and is no page of fewtag's; name another")
         assert cli(*command, "--page", "page.html").code == 0
     assert Path("mine.html").read_text() == "my own page"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [os.mkdir, pytest.param(getattr(os, "mkfifo", None), marks=pytest.mark.skipif(os.name == "nt", reason="no pipes"))],
+)
+def test_pages_and_heat_maps_are_refused_in_the_place_of_folders_and_pipes_before_any_work(
+    cli: Cli, bank: Path, make: Callable[[str], None]
+) -> None:
+    draw(1, "dog").save("garden.png")
+    for out, what, *command in (
+        ("heat.png", "no heat-map", "explain", bank, "garden.png", "--label", "dog", "--out"),
+        ("page.html", "no page", "tag", bank, "examples", "--out", "t.csv", "--page"),
+    ):
+        make(out)
+        kind = Path(out).lstat().st_mode
+        assert refused(cli(*command, out), f"{out} exists and is {what} of fewtag's; name another")
+        assert Path(out).lstat().st_mode == kind
+    assert not Path("t.csv").exists()
 
 
 def test_a_page_does_not_take_the_place_of_what_is_none(cli: Cli, bank: Path) -> None:

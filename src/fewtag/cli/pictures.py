@@ -314,7 +314,7 @@ def explain(
         raise InputError(f"--out {out} ends in none of .png, .jpg and .webp; name it heat.png, for example")
     if out.exists() and image.exists() and out.samefile(image):
         raise InputError(f"--out {out} is the picture itself; name another file, such as heat.png")
-    if out.is_file() and not is_heat(out):
+    if out.exists() and not is_heat(out):
         raise InputError(f"--out {out} exists and is no heat-map of fewtag's; name another, or delete it first")
     if not model.exists():
         raise InputError(f"there is no bank or trained run {model}; make one with fewtag learn, or with fewtag train")

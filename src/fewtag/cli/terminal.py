@@ -61,7 +61,7 @@ def check_page(page: Path, out: str | None = None) -> None:
         raise InputError(f"--page {page} ends in neither .html nor .htm; name it page.html, for example")
     if out is not None and Path(out).absolute() == page.absolute():
         raise InputError(f"--out and --page are both {page}; name another page")
-    if page.is_file():
+    if page.exists():
         from fewtag.tagging.page import is_page
 
         if not is_page(page):

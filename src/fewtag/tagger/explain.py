@@ -116,6 +116,8 @@ def save_heat(
 
 def is_heat(path: Path) -> bool:
     """Whether `save_heat` wrote it, and it may be written over."""
+    if not path.is_file():  # a folder, or a pipe, which would not end
+        return False
     try:
         with Image.open(path, formats=[name for name, _ in _FORMATS.values()]) as found:
             return found.getexif().get(_SOFTWARE) == _MARK

@@ -64,6 +64,8 @@ def write_page(out: Path, title: str, facts: str, cards: Iterable[Card]) -> None
 
 def is_page(path: Path) -> bool:
     """Whether `write_page` wrote it."""
+    if not path.is_file():  # a folder, or a pipe, which would not end
+        return False
     with path.open("rb") as file:
         return _MARK.encode() in file.read(1000)
 
