@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,10 +30,10 @@ def test_every_command_explains_itself(cli: Cli) -> None:
         assert f"fewtag {command} [OPTIONS]" in cli(command, "--help").out
         assert command in whole
     assert cli("labels", "-h") == cli("labels", "--help")
-    usages = {"learn": "{BANK} {EXAMPLES...}", "tag": "{BANK} {PICTURES...}"}
-    usages |= {"studio": "[PROJECT] [PICTURES...]", "mcp": "{PROJECT} [PICTURES...]"}
-    for command, several in usages.items():
-        assert several in cli(command, "-h").out, "it takes several"
+    usages = {"learn": "BANK EXAMPLES...", "tag": "BANK PICTURES..."}
+    usages |= {"studio": "[PROJECT] [PICTURES...]", "mcp": "PROJECT [PICTURES...]"}
+    for command, several in usages.items():  # what is required is in braces, but for older typers
+        assert several in re.sub("[{}]", "", cli(command, "-h").out), "it takes several"
 
 
 @pytest.mark.parametrize("terminal", [True, False])
