@@ -21,8 +21,9 @@ from tiny import draw
 from fewtag.files import digest, locked, user_cache_folder
 from fewtag.interop import write as writing
 from fewtag.interop.carried import keywords, read_embedded
+from fewtag.interop.keywords import NO_TAGS
 from fewtag.interop.write import Options, write_tags
-from fewtag.interop.xmp import Packet, Wanted
+from fewtag.interop.xmp import EMPTY, Packet, Wanted
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Answer
 
@@ -209,6 +210,21 @@ def test_the_sidecar_of_a_raw_twin_stays_and_its_tags_are_not_hidden(cli: Cli, a
     assert tags(album / "a.jpg.xmp") == ["Oma", "birds/heron", "dog"]
     assert cli("write", album, "--undo").code == 0
     assert {path.name for path in album.rglob("*.xmp")} == {"a.xmp"}
+
+
+def test_a_picture_without_an_ending_has_one_sidecar(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    packet = Packet(EMPTY, "it").with_labels({("Oma",): 0}, NO_TAGS)
+    draw(3, "dog").save(folder / "scan", "JPEG", xmp=packet.replace(b"urn:fewtag:xmp/1.0/", b"another"))
+    Path("tags.csv").write_text("image,tags\nscan,dog\n")
+    before = hashes(folder)
+    assert cli("write", "tags.csv", folder).code == 0
+    assert tags(folder / "scan.xmp") == ["Oma", "dog"]
+    said = cli("write", "tags.csv", folder)
+    assert (said.code, said.out) == (0, f"{folder}: 0 files written, 1 unchanged\n"), said.err
+    assert cli("write", folder, "--undo").code == 0
+    assert hashes(folder) == before
 
 
 def test_adobes_names_are_for_new_sidecars(cli: Cli, album: Path) -> None:
@@ -653,6 +669,28 @@ def test_a_name_that_exiftool_cannot_be_told_is_refused(
     failures = write_tags(album, rows, 2, Options(embed=True)).failures
     assert failures[name].endswith(" in its name; rename it")
     assert "K�ln" in failures["c.webp"], "a message in another encoding is no traceback"
+
+
+@needs_exiftool
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_picture_whose_tags_could_not_be_found_again_stays_and_each_is_told_its_own_reason(
+    cli: Cli, tmp_path: Path
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    draw(3, "dog").save(folder / "a.gif", loop=0)  # Pillow reads no XMP of a GIF
+    draw(3, "dog").save(folder / "b.bmp")  # which exiftool does not write, and says so without a name
+    draw(3, "dog").save(folder / "c.jpg", "PNG")
+    Path("tags.csv").write_text("image,tags\na.gif,dog\nb.bmp,dog\nc.jpg,dog\n")
+    before = hashes(folder)
+    said = cli("write", "tags.csv", folder, "--embed")
+    assert said.code == 1
+    reasons = [line for line in said.err.splitlines() if line.startswith("fewtag: ")]
+    assert "a.gif could not be found again" in reasons[0]
+    assert "b.bmp (it wrote nothing)" in reasons[1]
+    assert "c.jpg (Error: Not a valid JPG" in reasons[2]
+    assert hashes(folder) == before
 
 
 def test_folders_that_contain_themselves_end(cli: Cli, album: Path) -> None:
