@@ -33,6 +33,7 @@ LEARNING: dict[str, tuple[list[Any], Any, str]] = {
     "floats": ([GOOD, GOOD / 2], ["dog", "dog"], "image number 2 is an array of 8 × 8 × 3 float64"),
     "channels first": ([GOOD.transpose(2, 0, 1)], ["dog"], "array of 3 × 8 × 8 uint8; give height × width × 3"),
     "empty array": ([GOOD[:0]], ["dog"], "array of 0 × 8 × 3"),
+    "no pixel": ([GOOD, Image.new("RGB", (0, 5))], ["dog", "dog"], "image number 2 has no pixel: it is 0 × 5"),
     "a number": ([7], ["dog"], "image number 1 is of type int; give a path"),
     "a number as a label": ([GOOD], [[7]], "label of image number 1 is 7, of type int"),
 }
