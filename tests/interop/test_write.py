@@ -105,6 +105,9 @@ def test_thresholds_go_by_the_probabilities_of_the_table(cli: Cli, album: Path) 
         assert tags(album / "a.jpg.xmp") == ["dog"]
         assert cli("write", table, album, "--threshold", 0.95).code == 0
         assert not (album / "a.jpg.xmp").exists()
+    Path("no.csv").write_text("image,tags,dog,Cat\na.jpg,Cat,0.000000,0.55\n")
+    assert cli("write", "no.csv", album, "--threshold", 0).code == 0
+    assert tags(album / "a.jpg.xmp") == ["Cat"], "where a person said no, the probability is 0"
     said = cli("write", "tags.jsonl", album, "--threshold", "nan")
     assert (said.code, "the threshold is nan; give one from 0 to 1" in said.err) == (2, True)
     said = cli("write", "tags.csv", album, "--threshold", 0.5)
