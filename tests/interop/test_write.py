@@ -386,6 +386,16 @@ def test_who_has_no_home_is_told_where_to_name_one(cli: Cli, album: Path, monkey
     assert (said.code, "let HOME or XDG_CACHE_HOME be a folder of yours" in said.err) == (2, True)
 
 
+def test_of_a_table_of_several_folders_the_one_to_give_is_told(cli: Cli, bank: Path, photos: Path) -> None:
+    assert cli("tag", bank, "photos/sub", "photos/z.webp", "--out", "tags.csv", "--threshold", 0).code == 0
+    Path("moved").mkdir()
+    said = cli("write", "tags.csv", "moved")
+    assert (said.code, said.out, "nor another picture of tags.csv" in said.err) == (2, "", True)
+    assert f"give the folder of its paths, which was {Path.cwd()}\n" in said.err
+    assert cli("write", "tags.csv", ".").code == 0
+    assert (photos / "z.webp.xmp").exists()
+
+
 def test_a_row_outside_of_the_folder_is_a_failure(cli: Cli, album: Path, tmp_path: Path) -> None:
     shutil.copy(album / "a.jpg", tmp_path / "outside.jpg")
     for name in ("../outside.jpg", tmp_path / "outside.jpg", "sub/../../outside.jpg"):
