@@ -386,6 +386,23 @@ def test_who_has_no_home_is_told_where_to_name_one(cli: Cli, album: Path, monkey
     assert (said.code, "let HOME or XDG_CACHE_HOME be a folder of yours" in said.err) == (2, True)
 
 
+@pytest.mark.parametrize("table", ["tags.csv", "tags.jsonl"])
+def test_a_tag_that_no_picture_is_given_any_longer_is_taken_away(
+    cli: Cli, bank: Path, photos: Path, table: str
+) -> None:
+    """Though the table does not name it: what the bank knows is in its record. Another bank's tags stay."""
+    before = hashes(photos)
+    Path("other.csv").write_text("image,tags\nz.webp,heron\n")
+    assert cli("write", "other.csv", photos).code == 0
+    assert cli("tag", bank, photos, "--out", table, "--threshold", 0).code == 0
+    assert cli("write", table, photos).code == 0
+    assert len(tags(photos / "z.webp.xmp")) > 1
+    assert cli("tag", bank, photos, "--out", table, "--threshold", 1).code == 0
+    assert cli("write", table, photos).code == 0
+    assert tags(photos / "z.webp.xmp") == ["heron"]
+    assert set(hashes(photos)) - set(before) == {"z.webp.xmp"}
+
+
 def test_of_a_table_of_several_folders_the_one_to_give_is_told(cli: Cli, bank: Path, photos: Path) -> None:
     assert cli("tag", bank, "photos/sub", "photos/z.webp", "--out", "tags.csv", "--threshold", 0).code == 0
     Path("moved").mkdir()

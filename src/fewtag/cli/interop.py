@@ -130,9 +130,11 @@ Rows = tuple[Sequence[str], Iterable[tuple[str, Path, "Sequence[str] | InputErro
 
 def _of_table(source: Path, photos: Path, threshold: float | None) -> Rows:
     from fewtag.tagging.examples import name_in, read_tagged, tagged_folder
+    from fewtag.tagging.tables import read_record
 
-    table = read_tagged(source, threshold)
-    labels = sorted({label for row in table for label in (*row.tags, *row.scores)})
+    table, known = read_tagged(source, threshold), read_record(source).get("labels")
+    asked = set(map(str, known)) if isinstance(known, list) else set()  # those of the bank, given to a picture or not
+    labels = sorted(asked.union(*((*row.tags, *row.scores) for row in table)))
     alone = not photos.is_dir()
     folder = Path(os.path.normpath((photos.parent if alone else photos).absolute()))
     tags: dict[Path, tuple[str, dict[str, None]]] = {}  # by path, since a table may spell one in several ways
