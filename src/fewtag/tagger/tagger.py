@@ -435,7 +435,10 @@ class Tagger:
     from_pretrained = classmethod(hub.from_pretrained)
 
     def _learn(self, images: Images, said: Saying, afresh: bool, on_error: OnError, progress: Progress) -> Self:
-        pictures, each_said = several(images), annotations_of(*said, one=is_one(images))
+        one = is_one(images)
+        if not one and any(isinstance(given, set | frozenset) for given in (images, *said[:2])):
+            raise InputError("a set has no order by which pictures have their labels; give lists")
+        pictures, each_said = several(images), annotations_of(*said, one=one)
         names = sorted(frozenset().union(*(each.labels for each in each_said)))
         known = self._bank.examples
         refused = self._bank.absent_definitions(each_said, names, afresh)
