@@ -150,7 +150,7 @@ def parse_size(text: str, source: str) -> int:
     >>> parse_size("5GB", "--prune"), parse_size("0.5 kb", "--prune"), parse_size("700", "--prune")
     (5000000000, 500, 700)
     """
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?B)?", text.strip().upper())
+    found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?)\s*([KMGT]?B)?", text.strip().upper())
     if found is None:
         raise InputError(f"{source} {text!r} is no size; give a number with a unit, such as 500MB or 10GB")
     return round(float(found[1]) * UNITS[found[2] or "B"])

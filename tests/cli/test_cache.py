@@ -152,6 +152,11 @@ def test_one_wish_at_a_time(cli: Cli) -> None:
     assert (said.code, "exclude each other" in said.err) == (2, True)
 
 
+def test_a_size_of_hundreds_of_digits_is_none(cli: Cli) -> None:
+    said = cli("cache", "--prune", 400 * "9")
+    assert (said.code, "is no size" in said.err) == (2, True)
+
+
 def test_a_file_is_no_cache(cli: Cli) -> None:
     Path("file").touch()
     said = cli("cache", "--cache", "file")

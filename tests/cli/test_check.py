@@ -111,7 +111,9 @@ def test_a_bank_in_which_nothing_can_be_kept_is_refused_before_the_work(
     Path("project").mkdir()
     Path("project/studio.sqlite").touch()
     bank.rename("project/bank.fewtag")
+    Path("link.fewtag").symlink_to("project/bank.fewtag")
     refused = [
+        cli("check", "link.fewtag", truth, option),
         cli("check", "project/bank.fewtag", truth, option),
         cli("learn", "project", truth.parent / "0.png", "--label", "x"),
     ]

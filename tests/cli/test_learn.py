@@ -286,6 +286,10 @@ def test_a_bank_that_stands_where_the_examples_do_is_told_so(cli: Cli, bank: Pat
     told = f"{bank} is a bank, which comes before the examples; change the order"
     assert refused(cli("learn", album / "dog0.png", bank, "--label", "dog"), told)
     assert refused(cli("check", "truth.csv", bank), told)
+    for first in (album / "dog0.png", "new.jpg"):
+        said = cli("learn", first, album / "dog3.png", "--label", "dog")
+        assert refused(said, f"{first} is a picture's name, and the bank comes before the examples: fewtag learn")
+    assert not Path("new.jpg").exists()
 
 
 def test_a_root_of_the_tables_paths(learn: Cli, album: Path) -> None:

@@ -103,6 +103,16 @@ def test_a_path_that_cannot_be_is_one_sentence(cli: Cli, bank: Path, monkeypatch
     assert (said.code, "locked/pets.fewtag: Permission denied; check the path" in said.err) == (2, True)
 
 
+def test_an_empty_argument_is_not_the_current_folder(cli: Cli, bank: Path) -> None:
+    draw(0).save("a.jpg")
+    Path("tags.csv").write_text("image,tags\na.jpg,dog\n")
+    before = sorted(Path.cwd().rglob("*"))
+    for command in (("tag", bank, ""), ("write", "tags.csv", ""), ("tag", bank, "a.jpg", "--out", "")):
+        said = cli(*command)
+        assert (said.code, said.out, "an argument is empty" in said.err) == (2, "", True)
+    assert sorted(Path.cwd().rglob("*")) == before
+
+
 def test_what_typer_refuses_ends_with_2(cli: Cli) -> None:
     assert cli("bench").code == 2
     wrong = cli("brench")

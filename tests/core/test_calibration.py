@@ -8,6 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 
 from fewtag.core.calibration import (
+    ANSWERS,
     EASE,
     SLACK,
     Calibration,
@@ -184,6 +185,16 @@ def test_between_two_numbers_of_examples_the_curve_lies_between() -> None:
     assert found[1] == pytest.approx(1 / (1 + np.exp(-1)))
     assert found[3] == pytest.approx(1 / (1 + np.exp(-1)))
     assert slopes[2] == pytest.approx(10 + 10 * np.log(2) / np.log(3), abs=1e-5)
+
+
+def test_beyond_the_most_examples_that_curves_were_fitted_for_the_offset_goes_on_in_its_line() -> None:
+    """The fit's intercept grows with them: with hundreds nearly every picture would get the label."""
+    calibration = Calibration((1, 5, 20), (10.0, 9.0, 8.0), (-1.0, -3.0, -5.0), 0.2)
+    counts, usual = np.array([5, 20, 100, ANSWERS, 10 * ANSWERS]), np.full(5, 0.2, np.float32)
+    slopes, offsets = calibration.curves(counts, np.zeros(5, np.float32), usual)
+    line = [-3 - 2 * np.log((1 + count) / 6) / np.log(21 / 6) for count in (5, 20, 100, ANSWERS, ANSWERS)]
+    assert offsets.tolist() == pytest.approx(line, abs=1e-5), "no more are fitted to than ANSWERS"
+    assert slopes.tolist() == [9, 8, 8, 8, 8]
 
 
 def test_another_share_of_the_pictures_moves_the_odds_by_bayes_rule() -> None:

@@ -51,6 +51,30 @@ def test_imagefolder_is_beside_copies_of_the_pictures(cli: Cli, tagged: dict[str
 
 
 @pytest.mark.usefixtures("tagged")
+def test_a_copy_that_was_cut_short_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a kill or a full disk: half a picture would be taken for another file by the next run."""
+
+    def cut_short(source: Path, target: Path, **_: object) -> None:
+        target.write_bytes(source.read_bytes()[:100])
+        raise KeyboardInterrupt
+
+    def never(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copyfile", cut_short)
+        patch.setattr(Path, "replace", never)
+        assert cli("export", "tags.jsonl", "out", "--as", "imagefolder").code == 130
+    assert cli("export", "tags.jsonl", "out", "--as", "imagefolder").code == 0
+
+
+def test_an_export_that_fails_leaves_no_empty_folder(cli: Cli) -> None:
+    Path("own.jsonl").write_text(json.dumps({"image": "gone.jpg", "tags": ["dog"]}))
+    said = cli("export", "own.jsonl", "out", "--as", "imagefolder")
+    assert (said.code, "cannot copy image" in said.err, Path("out").exists()) == (2, True, False)
+
+
+@pytest.mark.usefixtures("tagged")
 @pytest.mark.parametrize(
     ("form", "name"),
     [

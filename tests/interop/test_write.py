@@ -21,8 +21,9 @@ from tiny import draw
 from fewtag.files import digest, locked, user_cache_folder
 from fewtag.interop import write as writing
 from fewtag.interop.carried import keywords, read_embedded
+from fewtag.interop.keywords import NO_TAGS
 from fewtag.interop.write import Options, write_tags
-from fewtag.interop.xmp import Packet, Wanted
+from fewtag.interop.xmp import EMPTY, Packet, Wanted
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Answer
 
@@ -104,6 +105,9 @@ def test_thresholds_go_by_the_probabilities_of_the_table(cli: Cli, album: Path) 
         assert tags(album / "a.jpg.xmp") == ["dog"]
         assert cli("write", table, album, "--threshold", 0.95).code == 0
         assert not (album / "a.jpg.xmp").exists()
+    Path("no.csv").write_text("image,tags,dog,Cat\na.jpg,Cat,0.000000,0.55\n")
+    assert cli("write", "no.csv", album, "--threshold", 0).code == 0
+    assert tags(album / "a.jpg.xmp") == ["Cat"], "where a person said no, the probability is 0"
     said = cli("write", "tags.jsonl", album, "--threshold", "nan")
     assert (said.code, "the threshold is nan; give one from 0 to 1" in said.err) == (2, True)
     said = cli("write", "tags.csv", album, "--threshold", 0.5)
@@ -209,6 +213,21 @@ def test_the_sidecar_of_a_raw_twin_stays_and_its_tags_are_not_hidden(cli: Cli, a
     assert tags(album / "a.jpg.xmp") == ["Oma", "birds/heron", "dog"]
     assert cli("write", album, "--undo").code == 0
     assert {path.name for path in album.rglob("*.xmp")} == {"a.xmp"}
+
+
+def test_a_picture_without_an_ending_has_one_sidecar(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    packet = Packet(EMPTY, "it").with_labels({("Oma",): 0}, NO_TAGS)
+    draw(3, "dog").save(folder / "scan", "JPEG", xmp=packet.replace(b"urn:fewtag:xmp/1.0/", b"another"))
+    Path("tags.csv").write_text("image,tags\nscan,dog\n")
+    before = hashes(folder)
+    assert cli("write", "tags.csv", folder).code == 0
+    assert tags(folder / "scan.xmp") == ["Oma", "dog"]
+    said = cli("write", "tags.csv", folder)
+    assert (said.code, said.out) == (0, f"{folder}: 0 files written, 1 unchanged\n"), said.err
+    assert cli("write", folder, "--undo").code == 0
+    assert hashes(folder) == before
 
 
 def test_adobes_names_are_for_new_sidecars(cli: Cli, album: Path) -> None:
@@ -365,6 +384,33 @@ def test_who_has_no_home_is_told_where_to_name_one(cli: Cli, album: Path, monkey
         monkeypatch.setenv(name, str(album / "a.jpg"))
     said = cli("write", "tags.csv", album)
     assert (said.code, "let HOME or XDG_CACHE_HOME be a folder of yours" in said.err) == (2, True)
+
+
+@pytest.mark.parametrize("table", ["tags.csv", "tags.jsonl"])
+def test_a_tag_that_no_picture_is_given_any_longer_is_taken_away(
+    cli: Cli, bank: Path, photos: Path, table: str
+) -> None:
+    """Though the table does not name it: what the bank knows is in its record. Another bank's tags stay."""
+    before = hashes(photos)
+    Path("other.csv").write_text("image,tags\nz.webp,heron\n")
+    assert cli("write", "other.csv", photos).code == 0
+    assert cli("tag", bank, photos, "--out", table, "--threshold", 0).code == 0
+    assert cli("write", table, photos).code == 0
+    assert len(tags(photos / "z.webp.xmp")) > 1
+    assert cli("tag", bank, photos, "--out", table, "--threshold", 1).code == 0
+    assert cli("write", table, photos).code == 0
+    assert tags(photos / "z.webp.xmp") == ["heron"]
+    assert set(hashes(photos)) - set(before) == {"z.webp.xmp"}
+
+
+def test_of_a_table_of_several_folders_the_one_to_give_is_told(cli: Cli, bank: Path, photos: Path) -> None:
+    assert cli("tag", bank, "photos/sub", "photos/z.webp", "--out", "tags.csv", "--threshold", 0).code == 0
+    Path("moved").mkdir()
+    said = cli("write", "tags.csv", "moved")
+    assert (said.code, said.out, "nor another picture of tags.csv" in said.err) == (2, "", True)
+    assert f"give the folder of its paths, which was {Path.cwd()}\n" in said.err
+    assert cli("write", "tags.csv", ".").code == 0
+    assert (photos / "z.webp.xmp").exists()
 
 
 def test_a_row_outside_of_the_folder_is_a_failure(cli: Cli, album: Path, tmp_path: Path) -> None:
@@ -653,6 +699,28 @@ def test_a_name_that_exiftool_cannot_be_told_is_refused(
     failures = write_tags(album, rows, 2, Options(embed=True)).failures
     assert failures[name].endswith(" in its name; rename it")
     assert "K�ln" in failures["c.webp"], "a message in another encoding is no traceback"
+
+
+@needs_exiftool
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_picture_whose_tags_could_not_be_found_again_stays_and_each_is_told_its_own_reason(
+    cli: Cli, tmp_path: Path
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    draw(3, "dog").save(folder / "a.gif", loop=0)  # Pillow reads no XMP of a GIF
+    draw(3, "dog").save(folder / "b.bmp")  # which exiftool does not write, and says so without a name
+    draw(3, "dog").save(folder / "c.jpg", "PNG")
+    Path("tags.csv").write_text("image,tags\na.gif,dog\nb.bmp,dog\nc.jpg,dog\n")
+    before = hashes(folder)
+    said = cli("write", "tags.csv", folder, "--embed")
+    assert said.code == 1
+    reasons = [line for line in said.err.splitlines() if line.startswith("fewtag: ")]
+    assert "a.gif could not be found again" in reasons[0]
+    assert "b.bmp (it wrote nothing)" in reasons[1]
+    assert "c.jpg (Error: Not a valid JPG" in reasons[2]
+    assert hashes(folder) == before
 
 
 def test_folders_that_contain_themselves_end(cli: Cli, album: Path) -> None:

@@ -76,6 +76,16 @@ def test_other_words_are_mapped_anew(tiny_model: Path, own_words: Path, model: M
     assert other.space_key == model.space_key, "a picture's places are the same"
 
 
+def test_words_that_lack_names_of_the_map_are_refused_as_those_not_as_the_label_that_was_asked(
+    tiny_model: Path, own_words: Path
+) -> None:
+    lines = own_words.read_text().splitlines()
+    few = own_words.with_name("few.txt")
+    few.write_text("\n".join(line for line in lines if line.startswith("dog ")) + "\n")
+    with pytest.raises(InputError, match=r"words 'few\.txt' lack '.+', one of the \d+ names by which the model's map"):
+        load_model(tiny_model, words=few).word_map  # noqa: B018
+
+
 def test_a_model_is_known_by_its_numbers_not_by_its_place(
     model: Model, tiny_model: Path, other_file: Path, tmp_path: Path
 ) -> None:

@@ -33,6 +33,8 @@ LEARNING: dict[str, tuple[list[Any], Any, str]] = {
     "floats": ([GOOD, GOOD / 2], ["dog", "dog"], "image number 2 is an array of 8 × 8 × 3 float64"),
     "channels first": ([GOOD.transpose(2, 0, 1)], ["dog"], "array of 3 × 8 × 8 uint8; give height × width × 3"),
     "empty array": ([GOOD[:0]], ["dog"], "array of 0 × 8 × 3"),
+    "no pixel": ([GOOD, Image.new("RGB", (0, 5))], ["dog", "dog"], "image number 2 has no pixel: it is 0 × 5"),
+    "a set of labels": ([GOOD, GOOD], {"dog", "cat"}, "a set has no order by which pictures have their labels"),
     "a number": ([7], ["dog"], "image number 1 is of type int; give a path"),
     "a number as a label": ([GOOD], [[7]], "label of image number 1 is 7, of type int"),
 }
@@ -68,6 +70,12 @@ def assert_fits_python(error: InputError) -> None:
     """One sentence, without the flags of the command line."""
     assert "\n" not in str(error)
     assert "--" not in str(error)
+
+
+def test_a_set_of_pictures_is_refused_and_one_of_a_pictures_labels_is_not(taught: Tagger) -> None:
+    with pytest.raises(InputError, match="a set has no order"):
+        taught.fit({"a.jpg", "b.jpg"}, ["dog", "cat"])
+    assert taught.fit(GOOD, {"dog", "cat"}).fit([GOOD], [{"dog", "cat"}]).classes_ == ("cat", "dog")
 
 
 def test_an_iterator_of_another_length_is_refused_too(taught: Tagger) -> None:

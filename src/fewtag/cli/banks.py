@@ -109,6 +109,7 @@ def learn(
 
     Example: fewtag learn birds.fewtag photos/ --from-tags --only birds --at-most 20
     """
+    from fewtag.pictures.files import is_image_name
     from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.examples import TABLES, missing
 
@@ -134,6 +135,9 @@ def learn(
         shown = read_shown(examples, label or (), absent or (), root, complete=complete, all_rows=all_rows)
         if not skip_bad and (error := missing(shown)):
             refuse(error)
+    if is_image_name(bank.name):
+        first = f"fewtag learn pets.fewtag {shlex.quote(str(bank))}"
+        raise InputError(f"{bank} is a picture's name, and the bank comes before the examples: {first} …")
     if not dry_run:
         check_writable(bank)
     tagger = Tagger.open(bank, model=model, words=words, keep_pictures=not no_pictures)

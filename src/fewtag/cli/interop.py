@@ -129,10 +129,12 @@ Rows = tuple[Sequence[str], Iterable[tuple[str, Path, "Sequence[str] | InputErro
 
 
 def _of_table(source: Path, photos: Path, threshold: float | None) -> Rows:
-    from fewtag.tagging.examples import name_in, read_tagged
+    from fewtag.tagging.examples import name_in, read_tagged, tagged_folder
+    from fewtag.tagging.tables import read_record
 
-    table = read_tagged(source, threshold)
-    labels = sorted({label for row in table for label in (*row.tags, *row.scores)})
+    table, known = read_tagged(source, threshold), read_record(source).get("labels")
+    asked = set(map(str, known)) if isinstance(known, list) else set()  # those of the bank, given to a picture or not
+    labels = sorted(asked.union(*((*row.tags, *row.scores) for row in table)))
     alone = not photos.is_dir()
     folder = Path(os.path.normpath((photos.parent if alone else photos).absolute()))
     tags: dict[Path, tuple[str, dict[str, None]]] = {}  # by path, since a table may spell one in several ways
@@ -145,7 +147,10 @@ def _of_table(source: Path, photos: Path, threshold: float | None) -> Rows:
             tags.setdefault(path, (name, {}))[1].update(dict.fromkeys(row.tags))
     if not tags:
         raise InputError(f"{source} has no row of {photos}; give the folder that was tagged")
-
+    if not any(map(os.path.lexists, tags)):  # of several folders names are relative to where `tag` was run
+        tagged = tagged_folder(source)
+        was = "" if tagged is None else f", which was {tagged}"
+        raise InputError(f"there is no {min(tags)}, nor another picture of {source}; give the folder of its paths{was}")
     rows: list[tuple[str, Path, Sequence[str] | InputError]] = []
     for path, (name, found) in tags.items():
         outside = InputError(f"{name} lies outside of {folder}; give the folder that was tagged")

@@ -82,6 +82,8 @@ def main() -> None:
     named = {command.__name__ for commands in COMMANDS.values() for command in commands} & set(sys.argv[1:2])
     try:
         try:
+            if "" in sys.argv[1:]:  # as a path it would be the current folder
+                raise InputError("an argument is empty, perhaps a variable without a value; give it, or leave it out")
             make_app(*named)()
         finally:
             print(end="", flush=True)  # here, since an error at exit would print a traceback

@@ -15,6 +15,8 @@ Priors = NDArray[np.float32]
 """labels: the prior of each, which is the share of pictures that show it."""
 
 
+ANSWERS = 400
+"""The most examples of each kind, yes and no, that a label is fitted to, in milliseconds: more barely change it."""
 SLACK = 0.01
 """F1 that a model's thresholds give up for precision: its maximum is flat, and wrong tags cost people time."""
 
@@ -69,7 +71,9 @@ class Calibration:
         `coherence` is that of the pictures that it was learnt from.
         """
         seen, steeper = np.log1p(noes), steepness(self.steeper(counts, coherence), priors)
-        offsets = _at(self.examples, self.offsets, counts) + seen * np.float32(self.noes)
+        # the fit's intercept grows with the examples, also beyond the most that curves were fitted for
+        fitted_to = np.minimum(counts, ANSWERS)
+        offsets = _at(self.examples, self.offsets, fitted_to, beyond=True) + seen * np.float32(self.noes)
         slopes = _at(self.examples, self.slopes, counts) + seen * np.float32(self.noes_slope)
         offsets = steeper * (offsets - log_odds(np.array(self.share))) + log_odds(priors)
         return (steeper * slopes).astype(np.float32), offsets.astype(np.float32)
@@ -104,9 +108,18 @@ class Calibration:
         return (np.array(found) * _by_prior(priors, 1.0, EASE)).astype(np.float32)
 
 
-def _at(examples: Sequence[int], values: Sequence[float], counts: Counts) -> NDArray[np.float32]:
-    """Linear interpolation over log(1 + number of examples): the fifth example changes less than the first."""
-    return np.interp(np.log1p(counts), np.log1p(examples), values).astype(np.float32)
+def _at(
+    examples: Sequence[int], values: Sequence[float], counts: Counts, *, beyond: bool = False
+) -> NDArray[np.float32]:
+    """Linear interpolation over log(1 + number of examples): the fifth example changes less than the first.
+
+    More examples than the last number have its value or, `beyond` it, one on the line through the last two.
+    """
+    known, wanted = np.log1p(examples), np.log1p(counts)
+    found = np.interp(wanted, known, values)
+    if beyond and len(known) > 1:
+        found += np.maximum(wanted - known[-1], 0) * (values[-1] - values[-2]) / (known[-1] - known[-2])
+    return found.astype(np.float32)
 
 
 def _by_prior(priors: NDArray[np.floating], rare: NDArray[np.float32] | float, common: float) -> NDArray[np.float32]:

@@ -117,7 +117,8 @@ class Folders:
         """A picture's own sidecars, and those that it may share with one of the same name: photo.cr2, photo.jpg."""
         names, stem = self.names(picture.parent), picture.stem.casefold()
         own = names.get(f"{picture.name}{ENDING}".casefold(), [])
-        shared = names.get(f"{stem}{ENDING}", [])
+        # of a picture whose name has no ending both are the same
+        shared = [name for name in names.get(f"{stem}{ENDING}", ()) if name not in own]
         apart = (own, shared) if self.has_twin(picture) else ([*own, *shared], [])
         return [picture.parent / name for name in apart[0]], [picture.parent / name for name in apart[1]]
 
@@ -138,6 +139,7 @@ class Folders:
         names, stem = self.names(sidecar.parent), sidecar.stem.casefold()
         found = names.get(stem, []) if Path(stem).suffix in IMAGE_ENDINGS else []
         found = found or [name for ending in sorted(IMAGE_ENDINGS) for name in names.get(f"{stem}{ending}", ())]
+        found = found or names.get(stem, [])  # without an ending
         return [sidecar.parent / name for name in found]
 
 

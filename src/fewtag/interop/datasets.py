@@ -14,7 +14,7 @@ from xml.sax.saxutils import quoteattr
 
 from fewtag import __version__
 from fewtag.errors import InputError
-from fewtag.files import digest, make_folder, read_json, write_atomically
+from fewtag.files import digest, read_json, write_atomically
 from fewtag.pictures.decode import open_encoded
 from fewtag.pictures.files import Picture, is_image_name
 from fewtag.tagger.stream import Tagged
@@ -69,7 +69,6 @@ def write_set(given: Set, folder: Path, form: str | Mapping[str, Any], *, force:
         for name, each in contents.items()
     }
     sums = _sums_for(folder, texts, force=force)
-    make_folder(folder)
     if form == "imagefolder" and folder.resolve() != given.root.resolve():
         for row in given.rows:
             _copy(given.path(row), folder / _below(given.root, row.image))
@@ -115,11 +114,11 @@ def _below(root: Path, name: str) -> str:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copies a file unless it is already there; refuses to replace a different one."""
-    make_folder(target.parent)
+    """Copies a file, whole or not at all, unless it is already there; refuses to replace a different one."""
     try:
         if not target.exists():
-            shutil.copy2(source, target)
+            write_atomically(target, source.read_bytes(), sync=False)
+            shutil.copystat(source, target)
         elif not filecmp.cmp(source, target, shallow=False):
             raise InputError(f"{target} is there and is another file; name another folder")
     except OSError as error:

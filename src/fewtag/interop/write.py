@@ -330,13 +330,18 @@ def _take_place(each: Change, part: Path, undone: Path | None, said: str) -> str
         return f"{each.image!r} {why} in its name; rename it"
     try:
         if not part.exists():
-            why = next((line for line in said.splitlines() if str(picture) in line or part.name in line), said)
+            # what it says of a file ends in " - " and its path; all else is of the run
+            paths = (str(picture), part.name)
+            mine = (line for line in said.splitlines() if " - " not in line or any(path in line for path in paths))
+            why = next(mine, "")
             reason = " ".join(why.split())[:200] or "it wrote nothing"
             return f"exiftool cannot write into {each.image} ({reason}); {instead}"
         original = picture.read_bytes()
         if undone is not None and (not undone.exists() or undone.read_bytes() != original):
             most = "as in most HEIC files"
             return f"what exiftool writes into {each.image} could not be taken back to the byte, {most}; {instead}"
+        if undone is not None and read_embedded(part).packet != each.after:
+            return f"what exiftool writes into {each.image} could not be found again to take it back; {instead}"
         if pixel_digest(decode(part.read_bytes(), each.image)) != pixel_digest(decode(original, each.image)):
             return f"exiftool would change the pixels of {each.image}; {instead}"
         status = picture.stat()

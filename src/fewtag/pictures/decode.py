@@ -257,6 +257,8 @@ def _quiet() -> Iterator[None]:
 
 def _check_size(image: Image.Image, name: str) -> None:
     width, height = image.size
+    if not width * height:
+        raise InputError(f"image {name} has no pixel: it is {width} × {height}; leave it out")
     if width * height > MOST_PIXELS:
         raise InputError(_too_large(name, f"{width} × {height}"))
 

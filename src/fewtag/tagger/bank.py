@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fewtag.core.calibration import ANSWERS
 from fewtag.core.posterior import Fitted, Pictures, fit_label
 from fewtag.errors import InputError, MissingError, TakenError, UnknownWordError, nearest, plural, warn
 from fewtag.words.pieces import english, names_a_thing
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 Kind = Literal["name", "like", "vector", "none"]
 Like = Sequence[str] | str | None
 """Names of similar things, as a sequence or as one comma-separated string."""
-ANSWERS = 400
-"""The most examples of each kind, yes and no, that a label is fitted to, in milliseconds: more barely change it."""
 THING, OTHER = 0.93, 0.05
 """Prior probabilities that a name means what its pictures show: for a word that names a thing, and for any other."""
 FOREIGN = 0.5

@@ -33,7 +33,8 @@ _EXAMPLE = {"digest": str, "name": str, "complete": bool}
 
 def refuse_derived(path: Path) -> None:
     """Refuses to write to the bank of a studio's project: it is derived from the answers, and rewritten at the next."""
-    bank = path / "bank.fewtag" if path.is_dir() else path
+    there = path.resolve() if path.is_symlink() else path  # a link is written through
+    bank = there / "bank.fewtag" if there.is_dir() else there
     if bank.name == "bank.fewtag" and (bank.parent / "studio.sqlite").exists():
         raise InputError(
             f"{bank} is made of the answers in a studio's project, which would write over it; teach it there "

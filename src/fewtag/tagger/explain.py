@@ -23,6 +23,8 @@ _SPANS = [slice(max(0, first), min(CELLS, first + 2)) for first in range(-1, CEL
 _PARTS = [(rows, columns) for rows in _SPANS for columns in _SPANS]
 _GLOW = np.array([[8, 6, 40], [96, 16, 110], [205, 55, 80], [250, 145, 30], [255, 245, 170]], np.float32) / 255
 """Colours from cold to hot; brightness rises evenly, so that the map can be read in grey too."""
+WIDEST = 10
+"""The most that a picture is shown wider than it is high."""
 _FORMATS = {".png": ("PNG", 2**31 - 1), ".webp": ("WEBP", 16_383), ".jpg": ("JPEG", 65_500)}
 """Formats by file ending, with the most pixels of a side."""
 _SOFTWARE, _MARK = 0x0131, "fewtag explain"
@@ -129,7 +131,8 @@ def grid(
     picture: Image.Image, heats: Mapping[str, Heat], chances: Mapping[str, float], height: int = 320
 ) -> Image.Image:
     """The picture and its heat-map for each label, side by side, each under its name and probability."""
-    width = max(1, round(height * picture.width / picture.height))
+    # a strip of few pixels in height is shown compressed: whole it would not fit into memory
+    width = min(max(1, round(height * picture.width / picture.height)), WIDEST * height)
     panels = [("picture", picture)]
     for number, (label, heat) in enumerate(heats.items(), 1):
         name = _legible(label, number)

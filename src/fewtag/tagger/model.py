@@ -120,6 +120,11 @@ def solve_words(
     table: WordTable, labels: Sequence[str], classes: Sequence[str], prototypes: Vectors, strengths: Strengths
 ) -> WordMap:
     """The word map fitted to the base labels and to those of a classifier's classes whose names the table knows."""
+    if lacking := [label for label in labels if label not in table]:
+        raise InputError(
+            f"words {table.name!r} lack {lacking[0]!r}, one of the {len(labels)} names by which the model's map from "
+            f"words to pictures is solved, {len(lacking)} of which are missing; give a file that has them all"
+        )
     names, known = class_vectors(table, classes)
     used = np.concatenate([np.ones(len(labels), np.bool_), known])
     weights = np.full(len(names), strengths.class_weight, np.float32)

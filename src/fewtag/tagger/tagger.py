@@ -435,17 +435,21 @@ class Tagger:
     from_pretrained = classmethod(hub.from_pretrained)
 
     def _learn(self, images: Images, said: Saying, afresh: bool, on_error: OnError, progress: Progress) -> Self:
-        pictures, each_said = several(images), annotations_of(*said, one=is_one(images))
+        one = is_one(images)
+        if not one and any(isinstance(given, set | frozenset) for given in (images, *said[:2])):
+            raise InputError("a set has no order by which pictures have their labels; give lists")
+        pictures, each_said = several(images), annotations_of(*said, one=one)
         names = sorted(frozenset().union(*(each.labels for each in each_said)))
         known = self._bank.examples
         refused = self._bank.absent_definitions(each_said, names, afresh)
+        kept = self._bank.definitions_to_keep(afresh)
+        new = by_names([name for name in names if name not in kept], self.model)  # before the work, since it may refuse
         learnt = stream.encode_examples(self.model, pictures, each_said, known, self.keep_pictures, on_error, progress)
         if not afresh:
             stream.warn_of_contradictions(known, learnt)
         with self._lock:
-            kept = self._bank.definitions_to_keep(afresh)
             # known labels too: another process may have forgotten them by the time this is saved
-            new = by_names([name for name in names if name not in kept], self.model)
+            kept |= self._bank.definitions_to_keep(afresh)
             definitions = {name: kept.get(name) or new[name] for name in names}
             self._do(partial(Bank.learn, definitions={**refused, **definitions}, examples=learnt, afresh=afresh))
         return self

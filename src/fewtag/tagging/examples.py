@@ -287,7 +287,8 @@ def read_tagged(path: Path, threshold: float | None = None) -> list[Tagged]:
             guess = guesses.get(picture_mark(picture_name(row.image)), frozenset(tags))
             own = [tag for tag in tags if tag not in guess or tag not in scores]
             refused |= guess - set(tags)
-            over = [label for label, score in scores.items() if score >= threshold and label not in refused]
+            # a probability of 0 is a person's 'no'
+            over = [label for label, score in scores.items() if score and score >= threshold and label not in refused]
             tags = list(dict.fromkeys(over + own))
         found.append(Tagged(row.image, tuple(tags), scores))
     return found

@@ -125,7 +125,7 @@ def tag(
         ended = time.time()
         if look is not None:
             look(output.rows(source))
-        output.finish(labels if options.scores else None)
+        output.finish(labels)
     counts = list(output.done.values())
     tagged, failed = sum(each.tagged for each in counts), sum(each.failed for each in counts)
     return Summary(

@@ -208,7 +208,7 @@ class Output:
         for shard in source.shards(int(self.begun["shard"]) if self.begun else 1):
             yield from zip(shard.items(_AT_ONCE), self.parts.rows([shard.number]), strict=True)
 
-    def finish(self, labels: Labels) -> None:
+    def finish(self, labels: Sequence[str]) -> None:
         """Writes the list of failures, then the table with a record that marks it as ours; then removes the parts."""
         numbers = sorted(self.done)
         failing = [number for number in numbers if self.done[number].failed]
@@ -219,14 +219,14 @@ class Output:
             remove_file(where)
         if self._table is None:
             return
-        # all labels with scores, since those count even for a label that was never given
-        given = {label: number for number, label in enumerate(labels or ())}
+        # all labels, since `write` takes away one that is no longer given to any picture
+        given = {label: number for number, label in enumerate(labels)}
         out, guesses = self._table, io.StringIO()
 
         def rows() -> Iterator[Tagged]:
             for row in self.parts.rows(numbers):
                 if not row.failure:
-                    tags = ".".join(str(given.setdefault(tag, len(given))) for tag in row.tags)
+                    tags = ".".join(str(given[tag]) for tag in row.tags)
                     guesses.write(f"{picture_mark(row.image)}:{tags} ")
                     yield row
 
@@ -238,7 +238,7 @@ class Output:
             facts |= {"labels": list(given), "rows": guesses.getvalue()}
             write_atomically(record_of(out), json.dumps(facts, indent=2).encode())
 
-        write_table(out, rows(), labels, note)
+        write_table(out, rows(), labels if self._about["scores"] else None, note)
         self.parts.remove()
 
 
