@@ -111,6 +111,20 @@ def test_a_page_is_one_undo_and_an_undo_can_be_undone(studio: Studio) -> None:
         studio.undo()
 
 
+def test_the_same_undo_again_counts_once(studio: Studio) -> None:
+    studio.define("dog")
+    picture = next(iter(digests(studio).values()))
+    given = studio.answer([say(picture, "dog", "yes")]).undo
+    first, version = studio.undo(given), studio.overview().version
+    again = studio.undo(given)
+    assert (again.id, again.what, again.left) == (first.id, first.what, first.left)
+    assert [(each.was, each.now) for each in again.undone] == [(None, None)]
+    redone = studio.redo(first.id)
+    assert (redone.id, studio.redo(first.id).id) == (studio.redo(first.id).id, redone.id)
+    assert (studio.overview().version, studio.overview().answers) == (version + 1, 1)
+    assert studio.undo(given).id != first.id
+
+
 def test_labels_are_renamed_merged_and_forgotten_and_all_comes_back(studio: Studio) -> None:
     names = digests(studio)
     dogs = [digest for name, digest in names.items() if shows(name, "dog")]

@@ -369,15 +369,15 @@ class Studio:
                 n = next((each for each in reversed(pile) if log.changes[each].undoes == n), None)
                 if n is None:
                     raise InputError(f"{id} was not undone; there is nothing to redo")
-            if not log.stands(n):
-                raise InputError("that was undone already; redo it, or undo something else")
             change = target = log.changes[n]
             while target.undoes is not None:
                 target = log.changes[target.undoes]
             before = self._verdicts_of(target)
-            undo = self.project.undo(n)
+            undo = log.reverted_by(n)  # sent again, it is the same undo
+            if undo is None:
+                undo = self.project.undo(n)
+                self.background.changed()
             after = self._verdicts_of(target)
-            self.background.changed()
             names = {label.id: label.name for label in log.fold.labels.values()}
             reverted = tuple(
                 values.Reverted(said.id, said.picture, names.get(about[1], ""), before[about], after.get(about))

@@ -1047,6 +1047,23 @@ def test_an_undo_while_the_studio_is_away_takes_back_what_may_have_arrived(opene
     assert said(opened, "dog") == had | {"no": had["no"] + 1}
 
 
+def test_an_undo_whose_reply_was_lost_is_no_error(opened: Opened) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    had = said(opened, "dog")
+    answer_page(opened, lambda: page.keyboard.press("x"))
+
+    def lost(route: Route) -> None:
+        route.fetch()
+        route.abort()
+
+    page.route("**/v1/undo", lost, times=1)
+    opened.toast("Answered: no").get_by_role("button", name="Undo").click()
+    expect(opened.toast("1 answer about dog taken back")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+    assert said(opened, "dog") == had
+
+
 def test_backspace_right_after_a_threshold_takes_back_the_threshold_alone(opened: Opened) -> None:
     page, slider = opened.page, opened.page.get_by_role("slider", name="Threshold")
     teach(opened, "00-dog-cat.png", "dog")
