@@ -871,6 +871,9 @@ def test_a_picture_whose_file_is_away_is_shown_by_its_thumbnail(opened: Opened) 
     opened.cell("00-dog-cat.png").dblclick()
     expect(page.get_by_text("The file cannot be read just now")).to_be_visible()
     page.wait_for_function("() => document.querySelector('.canvas img').naturalWidth > 0")
+    opened.client.define("dog")
+    page.evaluate("location.hash = '#/review/dog'")  # one question, shown large
+    page.wait_for_function("() => document.querySelector('.picture img')?.naturalWidth > 0")
 
 
 def test_a_file_that_is_dropped_does_not_take_the_pages_place(opened: Opened) -> None:
