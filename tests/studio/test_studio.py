@@ -125,6 +125,26 @@ def test_the_same_undo_again_counts_once(studio: Studio) -> None:
     assert studio.undo(given).id != first.id
 
 
+def test_a_refused_picture_is_refused_to_readers_while_its_label_is_finished_anew(
+    studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    studio.define("dog")
+    studio.answer([say(next(iter(digests(studio).values())), "dog", "no")])
+    studio.label("dog")
+    scores, seen = studio.ranking.scores, list[bool]()
+    kept, found = scores.kept["dog"], scores._one_with
+
+    def look(bank: Bank, keys: Sequence[str], count: int) -> list[int]:
+        seen.append(bool(kept.never.any()))
+        return found(bank, keys, count)
+
+    monkeypatch.setattr(scores, "_one_with", look)
+    studio.set_threshold("dog", 0.4)
+    assert scores.kept["dog"] is kept
+    assert seen
+    assert all(seen)
+
+
 def test_labels_are_renamed_merged_and_forgotten_and_all_comes_back(studio: Studio) -> None:
     names = digests(studio)
     dogs = [digest for name, digest in names.items() if shows(name, "dog")]

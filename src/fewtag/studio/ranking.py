@@ -127,8 +127,9 @@ class Scores:
         scored.slope, scored.offset = float(slopes[0]), float(offsets[0])
         own = known.threshold
         scored.threshold = float(calibration.threshold(counts, shares)[0]) if own is None else own
-        scored.never = np.zeros(len(scored.logits), np.bool_)
-        scored.never[self._one_with(bank, bank.refused[label], len(scored.logits))] = True
+        never = np.zeros(len(scored.logits), np.bool_)
+        never[self._one_with(bank, bank.refused[label], len(scored.logits))] = True
+        scored.never = never  # complete, since others may be reading it
         scored.calibrate()
         scored.by = _finished_by(bank, label)
 

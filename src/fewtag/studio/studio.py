@@ -297,12 +297,15 @@ class Studio:
             raise InputError(f"{len(answers)} answers were given at once; give 1 to {MOST_AT_ONCE}")
         with self._one_change:
             log, fresh, seen, held = self.project.log, list[Said](), dict[str, Said](), set[str]()
+            labels = {name: log.find(name).id for name in {each.label for each in answers}}
+            spoken: dict[int, set[str]] = {label: set() for label in labels.values()}
             for each in answers:
-                name = _uuid(each.id)
+                spoken[labels[each.label]].add(each.picture)
+            for each in answers:
+                name, label = _uuid(each.id), labels[each.label]
                 if each.answer not in VERDICTS:
                     raise InputError(f"the answer {each.answer!r} is none; say yes, no or unknown")
-                label = log.find(each.label)
-                said = Said(name, each.picture, label.id, each.answer, each.source)
+                said = Said(name, each.picture, label, each.answer, each.source)
                 if (n := log.number_of.get(name)) is not None:
                     seen |= {known.id: known for known in log.changes[n].answers}
                 if (before := seen.get(name)) is not None:
@@ -313,14 +316,14 @@ class Studio:
                 # a page sends unsent answers as soon as the studio is back, before all pictures are in memory
                 if each.picture not in self.library.row_of and not self.project.knows(each.picture):
                     self.library.row(each.picture)
-                if each.marked and each.picture in self._fold.latest[label.id]:
+                if each.marked and each.picture in self._fold.latest[label]:
                     continue
                 seen[name] = said
                 fresh.append(said)
                 if each.stack and each.source != AUDIT:
-                    spoken = {other.picture for other in answers if other.label == each.label}
-                    spoken |= {other.picture for other in fresh if other.label == label.id}
-                    fresh += self._mates(said, spoken)
+                    mates = self._mates(said, spoken[label])
+                    spoken[label] |= {mate.picture for mate in mates}
+                    fresh += mates
             undo = self._change("answers", {}, fresh).op if fresh else None
             held |= {said.picture for said in fresh}
             return values.Acknowledged(tuple(_uuid(each.id) for each in answers), undo, len(held))
