@@ -393,6 +393,25 @@ def test_a_telephone_is_wide_enough(opened: Opened) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
+def test_a_name_without_a_space_is_not_wider_than_a_telephone(opened: Opened) -> None:
+    page, name = opened.page, "Donaudampfschifffahrtsgesellschaftskapitänsmützenabzeichen"
+    page.set_viewport_size({"width": 320, "height": 568})
+    opened.cell("00-dog-cat.png").click()
+    page.get_by_role("toolbar").get_by_role("button", name="New label").click()
+    page.get_by_label("Name", exact=True).fill(name)
+    page.get_by_role("button", name="Teach").click()
+    wide = "each => each.getBoundingClientRect().right > innerWidth || each.scrollWidth > each.clientWidth"
+    expect(page.get_by_role("heading", name=name)).to_be_visible()
+    assert not page.get_by_role("heading", name=name).evaluate(wide)
+    assert not page.locator(".enough").evaluate(wide)
+    page.get_by_role("button", name=f"Rename, merge or delete {name}").click()
+    assert not page.get_by_role("dialog").get_by_role("button", name="Close").evaluate(wide)
+    page.keyboard.press("Escape")
+    page.evaluate("name => (location.hash = `#/?q=${encodeURIComponent(name)}`)", name)
+    opened.cell("00-dog-cat.png").click()
+    assert not page.get_by_role("button", name=f"Not {name}").evaluate(wide)
+
+
 def test_on_a_telephone_one_finger_draws_a_part_and_two_zoom(opened: Opened, browser: Browser) -> None:
     with open_page(browser, has_touch=True, is_mobile=True) as page:
         page.goto(f"{opened.url}/#token={TOKEN}")
