@@ -8,8 +8,11 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
+
+from PIL.Image import Transpose
 
 from fewtag.errors import InputError, MissingError, UnknownWordError
 from fewtag.files import user_cache_folder
@@ -180,24 +183,31 @@ class Studio:
         return change
 
     def _carry(self, old: str, new: str) -> None:
-        """Carries answers over to an edited file whose pixels have not changed."""
+        """Carries answers over to an edited file whose pixels have not changed, or were turned."""
+        row = self.project.any_example(old) if self._about(old) else None
+        if row is None:
+            return
+        # from the project, since the library gets the file only after this
+        files = [file for file in self.project.files() if file.digest == new]
+        try:
+            image = decode(self.indexer.read(new, files), new)
+        except InputError:
+            return
+        turned = (image.transpose(each) for each in (Transpose.ROTATE_90, Transpose.ROTATE_270, Transpose.ROTATE_180))
+        if all(pixel_digest(each) != row.pixels for each in chain([image], turned)):
+            return
         with self._one_change:
-            fold = self._fold
-            about = {label: latest[old] for label in fold.labels if old in (latest := fold.latest[label])}
-            row = self.project.any_example(old) if about else None
-            if row is None:
-                return
-            # from the project, since the library gets the file only after this
-            files = [file for file in self.project.files() if file.digest == new]
-            try:
-                same = pixel_digest(decode(self.indexer.read(new, files), new)) == row.pixels
-            except InputError:
-                return
-            if same:
-                answers = [
-                    Said(str(uuid.uuid4()), new, label, said.answer, said.source) for label, said in about.items()
-                ]
+            answers = [
+                Said(str(uuid.uuid4()), new, label, said.answer, said.source)
+                for label, said in self._about(old).items()
+            ]
+            if answers:
                 self._change("carry", {"from": old}, answers)
+
+    def _about(self, picture: str) -> dict[int, Said]:
+        """The latest answers about a picture, by label."""
+        fold = self._fold
+        return {label: fold.latest[label][picture] for label in fold.labels if picture in fold.latest[label]}
 
     def _changed(self, name: str, change: Change | None) -> values.Changed:
         return values.Changed(**vars(self.label(name)), undo=change and change.op)
