@@ -297,9 +297,9 @@ class Ranking:
                     tags.append(CellTag(label.name, round(chance, DIGITS), state))
         return [sorted(tags, key=lambda tag: (_RANK[tag.state], -tag.p, tag.label)) for tags in found]
 
-    def scorer(self) -> Scorer:
-        """A scorer of the labels, with the shares of this library."""
-        bank = self.bank()
+    def scorer(self, fold: Fold | None = None) -> Scorer:
+        """A scorer of the labels, of these answers or the current ones, with the shares of this library."""
+        bank = self.deriver.bank(fold or self.fold)
         self.refresh(bank.classes)
         return Scorer(bank, self.model, priors={label: each.share for label, each in list(self.scores.kept.items())})
 

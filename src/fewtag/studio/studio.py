@@ -136,7 +136,8 @@ class Studio:
         """Rows for pictures of the project; a person's answers take precedence."""
         for digest in digests:
             self.library.row(digest)
-        return self.ranking.tagged(digests, self.scorer(), self._fold) if digests else []
+        fold = self._fold
+        return self.ranking.tagged(digests, self.scorer(fold), fold) if digests else []
 
     def overview(self) -> values.Overview:
         """The project in numbers."""
@@ -427,8 +428,9 @@ class Studio:
         self.project.check_place()
         if format == "onnx":
             return delivering.write_graph(self.project, self.tagger, dry_run=dry_run)
-        labels = self.scorer().labels if self.ranking.bank().classes else ()
-        rows = self._delivered(confirmed_only)
+        fold, files = self._fold, self._files()
+        labels = tuple(self.deriver.bank(fold).classes)
+        rows = self._delivered(fold, files, confirmed_only)
         if format == "xmp":
             folders: dict[Path, list[tuple[Tagged, Path]]] = {Path(folder): [] for folder in self.indexer.folders}
             for file, row in rows:
@@ -441,7 +443,7 @@ class Studio:
             format,
             scores=scores,
             dry_run=dry_run,
-            paths={self.library.shown_name(file): Path(file.path) for file in self._files()},
+            paths={self.library.shown_name(file): Path(file.path) for file in files},
             progress=progress,
         )
 
@@ -463,18 +465,19 @@ class Studio:
 
     def tags_by_file(self, *, confirmed_only: bool = False) -> dict[Path, Tagged]:
         """The tags to write for each picture; a person's answers take precedence."""
-        return {Path(file.path): row for file, row in self._delivered(confirmed_only)}
+        return {Path(file.path): row for file, row in self._delivered(self._fold, self._files(), confirmed_only)}
 
     def _files(self) -> list[FileRow]:
         """The files of indexed pictures, sorted by name."""
         files = [file for file in list(self.library.files.values()) if file.digest in self.library.row_of]
         return sorted(files, key=self.library.shown_name)
 
-    def _delivered(self, confirmed_only: bool) -> Iterator[tuple[FileRow, Tagged]]:
+    def _delivered(
+        self, fold: Fold, files: Sequence[FileRow], confirmed_only: bool
+    ) -> Iterator[tuple[FileRow, Tagged]]:
         """Each file and its row; all by one state of the labels, whatever is taught meanwhile."""
-        scorer = self.scorer() if self.ranking.bank().classes else None
-        fold = self._fold
-        for some in batches(iter(self._files()), 64):
+        scorer = self.scorer(fold) if self.deriver.bank(fold).classes else None
+        for some in batches(iter(files), 64):
             rows = self.ranking.tagged([str(file.digest) for file in some], scorer, fold, confirmed_only)
             for file, row in zip(some, rows, strict=True):
                 yield file, replace(row, image=self.library.shown_name(file))
