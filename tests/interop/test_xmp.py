@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 from sidecars import BEGUN, KEYWORDS, SPACES, Sidecar, darktable, digikam, immich, lightroom, sidecars
 
 from fewtag.errors import InputError
-from fewtag.interop.keywords import Tags, check_label, fold, path_of
+from fewtag.interop.keywords import Tags, check_label, fold, join_tags, path_of
 from fewtag.interop.xmp import EMPTY, FIELDS, Packet, Wanted, rewrite
 
 WRITTEN = ("dog", "birds/heron", "zebra")
@@ -175,6 +175,19 @@ def test_any_names_come_back(own: list[list[str]], ours: list[list[str]], make: 
     known = Packet(content, "it").tags()
     for label in labels:
         assert fold((label,)) in listed or known.has(path_of(label))
+
+
+@settings(max_examples=50, deadline=None)
+@given(some.lists(some.text("ab|/∕ ÄÉ&", min_size=1, max_size=6), max_size=4))
+def test_whatever_keywords_a_picture_has_it_gets_a_sidecar_that_can_be_taken_back(inside: list[str]) -> None:
+    after = rewrite(None, "it", wanted("zebra"), join_tags((), inside))
+    assert after is not None
+    assert Packet(after, "it").without_ours(join_tags((), inside)) is None
+
+
+def test_a_path_among_the_flat_keywords_is_a_path() -> None:
+    assert join_tags((), ["animals|dog", "dog", "a/b"]) == Tags((("animals", "dog"),), ("a/b",))
+    assert join_tags([("animals|dog", "Rex")], []) == Tags((("animals", "dog", "Rex"),))
 
 
 ODD = {

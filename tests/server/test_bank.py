@@ -3,6 +3,7 @@
 import http.client
 import json
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from fewtag import InputError, Tagger
 from fewtag.cache import content_digest
 from fewtag.client import ApiError, Client
 from fewtag.server.security import Settings
+from fewtag.server.service import BankService
 from fewtag.server.uploads import Decoders
 
 
@@ -222,6 +224,23 @@ def test_many_clients_teach_at_once_and_nothing_is_lost(running: Running, pets: 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda name: running.client.define(name, words=False), names))
     assert set(names) <= set(Tagger.load(pets).definitions_)
+
+
+def test_a_change_is_answered_as_it_was_made_whatever_another_client_does_next(
+    pets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = BankService(pets, Tagger.load(pets), Decoders(1))
+    change = service._change
+
+    def and_then(what: Callable[[Tagger], object]) -> Tagger:
+        made = change(what)
+        change(lambda tagger: [tagger.forget(label) for label in {"zebra", "horse"} & {*tagger.definitions_}])
+        return made
+
+    monkeypatch.setattr(service, "_change", and_then)
+    assert service.define("zebra").name == "zebra"
+    assert service.rename("dog", "horse").name == "horse"
+    assert [each.name for each in service.labels()] == ["cat", "sofa"]
 
 
 def test_more_pictures_than_one_request_takes_are_sent_in_several(running: Running) -> None:

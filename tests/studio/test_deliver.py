@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from album import answer_page, digests, say
+from tiny import draw
 
 from fewtag.errors import InputError, MissingError
 from fewtag.studio.studio import Studio
@@ -87,6 +88,32 @@ def test_a_delivery_that_is_stopped_leaves_nothing(studio: Studio) -> None:
     with pytest.raises(RuntimeError):
         studio.deliver("csv", progress=stop)
     assert list((studio.folder / "deliveries").iterdir()) == []
+
+
+def test_a_delivery_is_of_one_state_though_labels_and_folders_change_meanwhile(
+    open_studio: Callable[..., Studio], album: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    studio = open_studio(album)
+    picture = next(iter(digests(studio).values()))
+    studio.teach("dog", [picture])
+    made = studio.scorer
+
+    def slowly(*of: Any) -> Any:
+        found = made(*of)
+        if studio.project.fold.get("dog"):
+            draw(900, "sofa").save(album / "new.png")
+            studio.rescan()
+            assert studio.wait(300)
+            studio.rename("dog", "hound")
+        return found
+
+    monkeypatch.setattr(studio, "scorer", slowly)
+    delivery = studio.deliver("fiftyone")
+    content = json.loads((studio.folder / "deliveries" / str(delivery.file) / "labels.json").read_text("utf-8"))
+    assert (delivery.rows, content["classes"]) == (120, ["dog"])
+    assert all(Path(path).is_file() for path in content["labels"])
+    monkeypatch.undo()
+    assert studio.deliver("csv", dry_run=True).rows == 121
 
 
 def test_parquet_too(studio: Studio) -> None:

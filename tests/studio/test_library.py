@@ -161,6 +161,23 @@ def test_files_that_are_moved_changed_or_gone_are_noticed(open_studio: Open, alb
     assert rows == sorted(rows)
 
 
+def test_answers_stay_with_a_picture_that_is_turned(open_studio: Open, album: Path) -> None:
+    studio = open_studio(album)
+    names = digests(studio)
+    turned, mirrored = sorted(names)[:2]
+    studio.teach("dog", [names[turned], names[mirrored]])
+    assert studio.wait(300)
+    for name, orientation in ((turned, 6), (mirrored, 2)):
+        picture = Image.open(album / name)
+        picture.getexif()[0x112] = orientation  # as photo programs turn it: by a note, not by other pixels
+        picture.save(album / name, exif=picture.getexif())
+    studio.rescan()
+    assert studio.wait(300)
+    after = digests(studio)
+    assert after[turned] != names[turned]
+    assert {cell.name for cell in studio.search("is:confirmed", stacked=False).pictures} == {turned}
+
+
 def test_a_folder_that_is_gone_keeps_its_pictures_and_answers(open_studio: Open, album: Path, tmp_path: Path) -> None:
     studio = open_studio(album, cache=tmp_path / "cache")
     picture = next(iter(digests(studio).values()))

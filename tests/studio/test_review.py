@@ -264,13 +264,16 @@ def settled(studio: Studio, label: str) -> ReviewPage:
     raise AssertionError("the influences were never worked out")
 
 
-def test_a_page_tells_when_no_more_influences_will_come(studio: Studio) -> None:
+def test_a_page_tells_when_no_more_influences_will_come(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
     names = list(digests(studio).values())
     studio.teach("dog", names[:1])
     assert not studio.review("dog").settled
     assert [each.influence for each in settled(studio, "dog").examples] == [None], "it has nothing to compare with"
     studio.teach("dog", names[:30])
     assert sum(each.influence is None for each in settled(studio, "dog").examples) == 6, "24 are enough"
+    monkeypatch.setattr(review, "CROWD", 30)
+    studio.teach("dog", names[:31])
+    assert {each.influence for each in settled(studio, "dog").examples} == {None}, "one of so many changes nothing"
 
 
 def test_influence_tells_a_wrong_example_from_right_ones(studio: Studio) -> None:

@@ -111,6 +111,40 @@ def test_a_page_is_one_undo_and_an_undo_can_be_undone(studio: Studio) -> None:
         studio.undo()
 
 
+def test_the_same_undo_again_counts_once(studio: Studio) -> None:
+    studio.define("dog")
+    picture = next(iter(digests(studio).values()))
+    given = studio.answer([say(picture, "dog", "yes")]).undo
+    first, version = studio.undo(given), studio.overview().version
+    again = studio.undo(given)
+    assert (again.id, again.what, again.left) == (first.id, first.what, first.left)
+    assert [(each.was, each.now) for each in again.undone] == [(None, None)]
+    redone = studio.redo(first.id)
+    assert (redone.id, studio.redo(first.id).id) == (studio.redo(first.id).id, redone.id)
+    assert (studio.overview().version, studio.overview().answers) == (version + 1, 1)
+    assert studio.undo(given).id != first.id
+
+
+def test_a_refused_picture_is_refused_to_readers_while_its_label_is_finished_anew(
+    studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    studio.define("dog")
+    studio.answer([say(next(iter(digests(studio).values())), "dog", "no")])
+    studio.label("dog")
+    scores, seen = studio.ranking.scores, list[bool]()
+    kept, found = scores.kept["dog"], scores._one_with
+
+    def look(bank: Bank, keys: Sequence[str], count: int) -> list[int]:
+        seen.append(bool(kept.never.any()))
+        return found(bank, keys, count)
+
+    monkeypatch.setattr(scores, "_one_with", look)
+    studio.set_threshold("dog", 0.4)
+    assert scores.kept["dog"] is kept
+    assert seen
+    assert all(seen)
+
+
 def test_labels_are_renamed_merged_and_forgotten_and_all_comes_back(studio: Studio) -> None:
     names = digests(studio)
     dogs = [digest for name, digest in names.items() if shows(name, "dog")]

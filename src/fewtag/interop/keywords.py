@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Iterable
+from itertools import chain
 from typing import NamedTuple
 
 from fewtag.errors import InputError
@@ -78,11 +79,17 @@ NO_TAGS = Tags()
 
 
 def join_tags(paths: Iterable[Path], names: Iterable[str]) -> Tags:
-    """Merges tags: each once, in its first spelling; names that are part of a path are dropped."""
+    """Merges tags: each once, in its first spelling; names that are part of a path are dropped.
+
+    A bar separates the names of a path wherever it occurs: some programs write paths among the flat keywords.
+    """
     hierarchy: dict[Path, Path] = {}
-    for path in paths:
-        if path:
+    flat = list[str]()
+    for given, is_name in chain(((path, False) for path in paths), (((name,), True) for name in names)):
+        path = tuple(part.strip() for each in given for part in each.replace(SLASH, "/").split("|") if part.strip())
+        if is_name and len(path) == 1:
+            flat.append(path[0])
+        elif path:
             hierarchy.setdefault(fold(path), path)
     within = {part for path in hierarchy for part in path}
-    flat = unlike(name.strip() for name in names if name.strip())
-    return Tags(tuple(hierarchy.values()), tuple(name for name in flat if fold((name,))[0] not in within))
+    return Tags(tuple(hierarchy.values()), tuple(name for name in unlike(flat) if fold((name,))[0] not in within))

@@ -130,8 +130,7 @@ class Packet:
                     kept.append(item)
             own[name] = kept[::-1]
         parted = [item.split("|") for item in own[HIERARCHY]] + [item.split("/") for item in own[TAGS_LIST]]
-        paths = [tuple(part.strip().replace(SLASH, "/") for part in parts if part.strip()) for parts in parted]
-        found = join_tags(paths, own[SUBJECT])
+        found = join_tags(map(tuple, parted), own[SUBJECT])
         own_paths = (path for path in found.paths if len(path) == 1 or path[0].casefold() not in _INTERNAL)
         return Tags(tuple(own_paths), found.names)
 

@@ -97,21 +97,13 @@ class BankService:
         return known[1]
 
     def labels(self) -> list[LabelRow]:
-        tagger = self.tagger
-        counts, numbers = (tagger.counts_, tagger.absent_counts_), (tagger.thresholds_, tagger.priors_, tagger.trusts_)
-        found = []
-        for name, meant in sorted(tagger.definitions_.items()):
-            rounded = [None if (value := each.get(name)) is None else round(value, DIGITS) for each in numbers]
-            found.append(LabelRow(name, str(meant), *(each.get(name, 0) for each in counts), *rounded))
-        return found
+        return _rows(_as_now(self.tagger))
 
     def label(self, name: str) -> LabelRow:
-        found = self.tagger.bank_.find(name)
-        return next(label for label in self.labels() if label.name == found)
+        return _row(_as_now(self.tagger), name)
 
     def define(self, name: str, *, like: Sequence[str] | None = None, words: bool = True) -> LabelRow:
-        self._change(lambda tagger: tagger.define(name, like=like, words=words))
-        return self.label(name)
+        return _row(self._change(lambda tagger: tagger.define(name, like=like, words=words)), name)
 
     def define_all(self, names: Sequence[str]) -> None:
         """Defines labels by their names or, if those are no known words, by pictures to come; saves once."""
@@ -128,20 +120,18 @@ class BankService:
     def teach(self, name: str, uploads: Sequence[Upload]) -> LabelRow:
         """Adds examples of a known or a new label."""
         examples = self._examples(uploads)
-        self._change(lambda tagger: tagger.partial_fit(examples, [[name]] * len(examples)))
-        return self.label(name)
+        return _row(self._change(lambda tagger: tagger.partial_fit(examples, [[name]] * len(examples))), name)
 
     def rename(self, old: str, new: str, *, merge: bool = False) -> LabelRow:
-        self._change(lambda tagger: tagger.rename(old, new, merge=merge))
+        rows = _rows(self._change(lambda tagger: tagger.rename(old, new, merge=merge)))
         name = label_name(new)  # for a group, the first label below it
-        return next(each for each in self.labels() if each.name == name or each.name.startswith(f"{name}/"))
+        return next(each for each in rows if each.name == name or each.name.startswith(f"{name}/"))
 
     def forget(self, name: str) -> None:
         self._change(lambda tagger: tagger.forget(name))
 
     def set_threshold(self, name: str, threshold: float | None) -> LabelRow:
-        self._change(lambda tagger: tagger.set_thresholds({name: threshold}))
-        return self.label(name)
+        return _row(self._change(lambda tagger: tagger.set_thresholds({name: threshold})), name)
 
     def answer(self, answers: Sequence[Answer]) -> Acknowledged:
         """Records answers, all of them or none; one whose id was acknowledged before is skipped."""
@@ -184,7 +174,8 @@ class BankService:
         found = [self._decoders.submit(each.data, each.name, size, example=True) for each in uploads]
         return [future.result() for future in found]
 
-    def _change(self, change: Callable[[Tagger], object]) -> None:
+    def _change(self, change: Callable[[Tagger], object]) -> Tagger:
+        """Changes the bank, on disk too; returns it as it is then, whatever other clients do next."""
         with self._writing:
             self._catch_up()
             tagger, before = self._tagger, self._tagger.bank_
@@ -199,6 +190,26 @@ class BankService:
                 raise
             with self._reading:  # a reader may meanwhile have loaded another process's file, without this change
                 self._tagger, self._seen = tagger, file_state(self.path)
+            return _as_now(tagger)
+
+
+def _as_now(tagger: Tagger) -> Tagger:
+    """A tagger with the present labels, which nobody teaches."""
+    return Tagger(tagger.model, bank=tagger.bank_)
+
+
+def _rows(tagger: Tagger) -> list[LabelRow]:
+    counts, numbers = (tagger.counts_, tagger.absent_counts_), (tagger.thresholds_, tagger.priors_, tagger.trusts_)
+    found = []
+    for name, meant in sorted(tagger.definitions_.items()):
+        rounded = [None if (value := each.get(name)) is None else round(value, DIGITS) for each in numbers]
+        found.append(LabelRow(name, str(meant), *(each.get(name, 0) for each in counts), *rounded))
+    return found
+
+
+def _row(tagger: Tagger, name: str) -> LabelRow:
+    found = tagger.bank_.find(name)
+    return next(row for row in _rows(tagger) if row.name == found)
 
 
 @contextmanager

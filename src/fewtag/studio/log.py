@@ -168,8 +168,12 @@ class Log:
 
     def stands(self, n: int) -> bool:
         """Whether a change counts: nothing reverts it, or what reverts it was itself reverted."""
+        return self.reverted_by(n) is None
+
+    def reverted_by(self, n: int) -> Change | None:
+        """The undo by which a change does not count."""
         by = self._undone_by.get(n)
-        return by is None or not self.stands(by)
+        return self.changes[by] if by is not None and self.stands(by) else None
 
     def folded(self) -> Fold:
         fold = Fold()

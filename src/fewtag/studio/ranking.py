@@ -127,8 +127,9 @@ class Scores:
         scored.slope, scored.offset = float(slopes[0]), float(offsets[0])
         own = known.threshold
         scored.threshold = float(calibration.threshold(counts, shares)[0]) if own is None else own
-        scored.never = np.zeros(len(scored.logits), np.bool_)
-        scored.never[self._one_with(bank, bank.refused[label], len(scored.logits))] = True
+        never = np.zeros(len(scored.logits), np.bool_)
+        never[self._one_with(bank, bank.refused[label], len(scored.logits))] = True
+        scored.never = never  # complete, since others may be reading it
         scored.calibrate()
         scored.by = _finished_by(bank, label)
 
@@ -296,9 +297,9 @@ class Ranking:
                     tags.append(CellTag(label.name, round(chance, DIGITS), state))
         return [sorted(tags, key=lambda tag: (_RANK[tag.state], -tag.p, tag.label)) for tags in found]
 
-    def scorer(self) -> Scorer:
-        """A scorer of the labels, with the shares of this library."""
-        bank = self.bank()
+    def scorer(self, fold: Fold | None = None) -> Scorer:
+        """A scorer of the labels, of these answers or the current ones, with the shares of this library."""
+        bank = self.deriver.bank(fold or self.fold)
         self.refresh(bank.classes)
         return Scorer(bank, self.model, priors={label: each.share for label, each in list(self.scores.kept.items())})
 

@@ -27,6 +27,9 @@ BY_CHANCE = 0.001
 """The probability below which the audited pictures are taken to be no random sample of the tags."""
 _POINTS, _BINS = 50, 20
 _LOOKED_AT = 60
+CROWD = 200
+"""The most examples of a label whose influences are computed: one of more changes next to nothing, and takes as long
+to leave out as all of them to fit."""
 _WIDER, _FIRST = 3, 8
 """A page is chosen from the first 3 pages' worth, at most an eighth of all candidates: small albums have few unsure."""
 SINGLY = 8
@@ -277,7 +280,7 @@ def influences(
     """
     fitted_to = bank.fit_set(label)
     keys = [*fitted_to.yes[:_LOOKED_AT], *(*fitted_to.no, *fitted_to.complete)[:_LOOKED_AT]]
-    if len(keys) < 2 or not fitted_to.yes:
+    if not 2 <= sum(map(len, fitted_to)) <= CROWD or not fitted_to.yes:
         return {}
     places = np.stack([bank.examples[key].places for key in keys])
     shown = np.arange(len(keys)) < len(fitted_to.yes[:_LOOKED_AT])

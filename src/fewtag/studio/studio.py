@@ -8,8 +8,11 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
+
+from PIL.Image import Transpose
 
 from fewtag.errors import InputError, MissingError, UnknownWordError
 from fewtag.files import user_cache_folder
@@ -133,7 +136,8 @@ class Studio:
         """Rows for pictures of the project; a person's answers take precedence."""
         for digest in digests:
             self.library.row(digest)
-        return self.ranking.tagged(digests, self.scorer(), self._fold) if digests else []
+        fold = self._fold
+        return self.ranking.tagged(digests, self.scorer(fold), fold) if digests else []
 
     def overview(self) -> values.Overview:
         """The project in numbers."""
@@ -180,24 +184,31 @@ class Studio:
         return change
 
     def _carry(self, old: str, new: str) -> None:
-        """Carries answers over to an edited file whose pixels have not changed."""
+        """Carries answers over to an edited file whose pixels have not changed, or were turned."""
+        row = self.project.any_example(old) if self._about(old) else None
+        if row is None:
+            return
+        # from the project, since the library gets the file only after this
+        files = [file for file in self.project.files() if file.digest == new]
+        try:
+            image = decode(self.indexer.read(new, files), new)
+        except InputError:
+            return
+        turned = (image.transpose(each) for each in (Transpose.ROTATE_90, Transpose.ROTATE_270, Transpose.ROTATE_180))
+        if all(pixel_digest(each) != row.pixels for each in chain([image], turned)):
+            return
         with self._one_change:
-            fold = self._fold
-            about = {label: latest[old] for label in fold.labels if old in (latest := fold.latest[label])}
-            row = self.project.any_example(old) if about else None
-            if row is None:
-                return
-            # from the project, since the library gets the file only after this
-            files = [file for file in self.project.files() if file.digest == new]
-            try:
-                same = pixel_digest(decode(self.indexer.read(new, files), new)) == row.pixels
-            except InputError:
-                return
-            if same:
-                answers = [
-                    Said(str(uuid.uuid4()), new, label, said.answer, said.source) for label, said in about.items()
-                ]
+            answers = [
+                Said(str(uuid.uuid4()), new, label, said.answer, said.source)
+                for label, said in self._about(old).items()
+            ]
+            if answers:
                 self._change("carry", {"from": old}, answers)
+
+    def _about(self, picture: str) -> dict[int, Said]:
+        """The latest answers about a picture, by label."""
+        fold = self._fold
+        return {label: fold.latest[label][picture] for label in fold.labels if picture in fold.latest[label]}
 
     def _changed(self, name: str, change: Change | None) -> values.Changed:
         return values.Changed(**vars(self.label(name)), undo=change and change.op)
@@ -297,12 +308,15 @@ class Studio:
             raise InputError(f"{len(answers)} answers were given at once; give 1 to {MOST_AT_ONCE}")
         with self._one_change:
             log, fresh, seen, held = self.project.log, list[Said](), dict[str, Said](), set[str]()
+            labels = {name: log.find(name).id for name in {each.label for each in answers}}
+            spoken: dict[int, set[str]] = {label: set() for label in labels.values()}
             for each in answers:
-                name = _uuid(each.id)
+                spoken[labels[each.label]].add(each.picture)
+            for each in answers:
+                name, label = _uuid(each.id), labels[each.label]
                 if each.answer not in VERDICTS:
                     raise InputError(f"the answer {each.answer!r} is none; say yes, no or unknown")
-                label = log.find(each.label)
-                said = Said(name, each.picture, label.id, each.answer, each.source)
+                said = Said(name, each.picture, label, each.answer, each.source)
                 if (n := log.number_of.get(name)) is not None:
                     seen |= {known.id: known for known in log.changes[n].answers}
                 if (before := seen.get(name)) is not None:
@@ -313,14 +327,14 @@ class Studio:
                 # a page sends unsent answers as soon as the studio is back, before all pictures are in memory
                 if each.picture not in self.library.row_of and not self.project.knows(each.picture):
                     self.library.row(each.picture)
-                if each.marked and each.picture in self._fold.latest[label.id]:
+                if each.marked and each.picture in self._fold.latest[label]:
                     continue
                 seen[name] = said
                 fresh.append(said)
                 if each.stack and each.source != AUDIT:
-                    spoken = {other.picture for other in answers if other.label == each.label}
-                    spoken |= {other.picture for other in fresh if other.label == label.id}
-                    fresh += self._mates(said, spoken)
+                    mates = self._mates(said, spoken[label])
+                    spoken[label] |= {mate.picture for mate in mates}
+                    fresh += mates
             undo = self._change("answers", {}, fresh).op if fresh else None
             held |= {said.picture for said in fresh}
             return values.Acknowledged(tuple(_uuid(each.id) for each in answers), undo, len(held))
@@ -369,15 +383,15 @@ class Studio:
                 n = next((each for each in reversed(pile) if log.changes[each].undoes == n), None)
                 if n is None:
                     raise InputError(f"{id} was not undone; there is nothing to redo")
-            if not log.stands(n):
-                raise InputError("that was undone already; redo it, or undo something else")
             change = target = log.changes[n]
             while target.undoes is not None:
                 target = log.changes[target.undoes]
             before = self._verdicts_of(target)
-            undo = self.project.undo(n)
+            undo = log.reverted_by(n)  # sent again, it is the same undo
+            if undo is None:
+                undo = self.project.undo(n)
+                self.background.changed()
             after = self._verdicts_of(target)
-            self.background.changed()
             names = {label.id: label.name for label in log.fold.labels.values()}
             reverted = tuple(
                 values.Reverted(said.id, said.picture, names.get(about[1], ""), before[about], after.get(about))
@@ -414,8 +428,9 @@ class Studio:
         self.project.check_place()
         if format == "onnx":
             return delivering.write_graph(self.project, self.tagger, dry_run=dry_run)
-        labels = self.scorer().labels if self.ranking.bank().classes else ()
-        rows = self._delivered(confirmed_only)
+        fold, files = self._fold, self._files()
+        labels = tuple(self.deriver.bank(fold).classes)
+        rows = self._delivered(fold, files, confirmed_only)
         if format == "xmp":
             folders: dict[Path, list[tuple[Tagged, Path]]] = {Path(folder): [] for folder in self.indexer.folders}
             for file, row in rows:
@@ -428,7 +443,7 @@ class Studio:
             format,
             scores=scores,
             dry_run=dry_run,
-            paths={self.library.shown_name(file): Path(file.path) for file in self._files()},
+            paths={self.library.shown_name(file): Path(file.path) for file in files},
             progress=progress,
         )
 
@@ -450,18 +465,19 @@ class Studio:
 
     def tags_by_file(self, *, confirmed_only: bool = False) -> dict[Path, Tagged]:
         """The tags to write for each picture; a person's answers take precedence."""
-        return {Path(file.path): row for file, row in self._delivered(confirmed_only)}
+        return {Path(file.path): row for file, row in self._delivered(self._fold, self._files(), confirmed_only)}
 
     def _files(self) -> list[FileRow]:
         """The files of indexed pictures, sorted by name."""
         files = [file for file in list(self.library.files.values()) if file.digest in self.library.row_of]
         return sorted(files, key=self.library.shown_name)
 
-    def _delivered(self, confirmed_only: bool) -> Iterator[tuple[FileRow, Tagged]]:
+    def _delivered(
+        self, fold: Fold, files: Sequence[FileRow], confirmed_only: bool
+    ) -> Iterator[tuple[FileRow, Tagged]]:
         """Each file and its row; all by one state of the labels, whatever is taught meanwhile."""
-        scorer = self.scorer() if self.ranking.bank().classes else None
-        fold = self._fold
-        for some in batches(iter(self._files()), 64):
+        scorer = self.scorer(fold) if self.deriver.bank(fold).classes else None
+        for some in batches(iter(files), 64):
             rows = self.ranking.tagged([str(file.digest) for file in some], scorer, fold, confirmed_only)
             for file, row in zip(some, rows, strict=True):
                 yield file, replace(row, image=self.library.shown_name(file))

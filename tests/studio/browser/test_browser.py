@@ -393,6 +393,25 @@ def test_a_telephone_is_wide_enough(opened: Opened) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
+def test_a_name_without_a_space_is_not_wider_than_a_telephone(opened: Opened) -> None:
+    page, name = opened.page, "Donaudampfschifffahrtsgesellschaftskapitänsmützenabzeichen"
+    page.set_viewport_size({"width": 320, "height": 568})
+    opened.cell("00-dog-cat.png").click()
+    page.get_by_role("toolbar").get_by_role("button", name="New label").click()
+    page.get_by_label("Name", exact=True).fill(name)
+    page.get_by_role("button", name="Teach").click()
+    wide = "each => each.getBoundingClientRect().right > innerWidth || each.scrollWidth > each.clientWidth"
+    expect(page.get_by_role("heading", name=name)).to_be_visible()
+    assert not page.get_by_role("heading", name=name).evaluate(wide)
+    assert not page.locator(".enough").evaluate(wide)
+    page.get_by_role("button", name=f"Rename, merge or delete {name}").click()
+    assert not page.get_by_role("dialog").get_by_role("button", name="Close").evaluate(wide)
+    page.keyboard.press("Escape")
+    page.evaluate("name => (location.hash = `#/?q=${encodeURIComponent(name)}`)", name)
+    opened.cell("00-dog-cat.png").click()
+    assert not page.get_by_role("button", name=f"Not {name}").evaluate(wide)
+
+
 def test_on_a_telephone_one_finger_draws_a_part_and_two_zoom(opened: Opened, browser: Browser) -> None:
     with open_page(browser, has_touch=True, is_mobile=True) as page:
         page.goto(f"{opened.url}/#token={TOKEN}")
@@ -871,6 +890,9 @@ def test_a_picture_whose_file_is_away_is_shown_by_its_thumbnail(opened: Opened) 
     opened.cell("00-dog-cat.png").dblclick()
     expect(page.get_by_text("The file cannot be read just now")).to_be_visible()
     page.wait_for_function("() => document.querySelector('.canvas img').naturalWidth > 0")
+    opened.client.define("dog")
+    page.evaluate("location.hash = '#/review/dog'")  # one question, shown large
+    page.wait_for_function("() => document.querySelector('.picture img')?.naturalWidth > 0")
 
 
 def test_a_file_that_is_dropped_does_not_take_the_pages_place(opened: Opened) -> None:
@@ -1045,6 +1067,23 @@ def test_an_undo_while_the_studio_is_away_takes_back_what_may_have_arrived(opene
     opened.toast("taken back").get_by_role("button", name="Redo").click()
     expect(opened.toast("1 answer about dog done again")).to_be_visible()
     assert said(opened, "dog") == had | {"no": had["no"] + 1}
+
+
+def test_an_undo_whose_reply_was_lost_is_no_error(opened: Opened) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    had = said(opened, "dog")
+    answer_page(opened, lambda: page.keyboard.press("x"))
+
+    def lost(route: Route) -> None:
+        route.fetch()
+        route.abort()
+
+    page.route("**/v1/undo", lost, times=1)
+    opened.toast("Answered: no").get_by_role("button", name="Undo").click()
+    expect(opened.toast("1 answer about dog taken back")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+    assert said(opened, "dog") == had
 
 
 def test_backspace_right_after_a_threshold_takes_back_the_threshold_alone(opened: Opened) -> None:

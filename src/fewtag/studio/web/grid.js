@@ -177,6 +177,9 @@ export function Grid({ label, total, at, cursor, columns: wanted, look, onPress,
   </div>`;
 }
 
+/** The small copy, which is kept, where the file is away. @param {{currentTarget: HTMLImageElement}} event */
+const smaller = ({ currentTarget: image }) => void (image.src.endsWith("1024") && (image.src = image.src.replace(/1024$/, "256")));
+
 /** @param {{cell: Cell, place: number, side: number, tall: number, look: Look, here: boolean, onPress: (place: number, event: MouseEvent) => void, onOpen: (place: number) => void}} props */
 function Picture({ cell, place, side, tall, look, here, onPress, onOpen }) {
   const scale = Math.min(side / cell.width, tall / cell.height);
@@ -187,7 +190,7 @@ function Picture({ cell, place, side, tall, look, here, onPress, onOpen }) {
       onDblClick=${() => onOpen(place)}>
       <span class="frame" style=${{ height: `${tall}px` }}>
         <span class="photo" style=${fit}>
-          <img key=${returns.value} src=${thumbnail(cell.digest, side * devicePixelRatio > 400 ? 1024 : 256)} alt="" decoding="async" draggable=${false} />
+          <img key=${returns.value} src=${thumbnail(cell.digest, side * devicePixelRatio > 400 ? 1024 : 256)} onError=${smaller} alt="" decoding="async" draggable=${false} />
           ${look.mark && html`<span class="mark" aria-hidden="true">${look.mark}</span>`}
           ${cell.stack > 1 && html`<span class="stack" title=${`${cell.stack} near-duplicates, answered together`}>${cell.stack}</span>`}
         </span>
