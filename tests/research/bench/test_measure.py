@@ -187,6 +187,21 @@ def test_rows_of_another_digest_are_refused(bench) -> None:
     assert bench().code == 2
 
 
+@pytest.mark.parametrize(
+    ("file", "old", "new"), [("labels.csv", "circle0.png,circle;", "circle0.png,"), ("words.txt", "0", "1")]
+)
+def test_rows_of_other_base_pictures_or_other_words_are_refused(
+    bench, shapes: Path, file: str, old: str, new: str
+) -> None:
+    centred = ("--set", "method.name=protonet-centred")
+    assert (bench(*centred).code, bench(*centred).code) == (0, 0)
+    path = shapes / file
+    path.write_text(path.read_text().replace(old, new))
+    said = bench(*centred)
+    assert (said.code, "base pictures, weights and words" in said.err) == (2, True)
+    assert bench(*centred, "--force").code == 0
+
+
 def test_a_write_that_fails_leaves_no_rows(bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Path, content: bytes) -> int:
         with self.open("wb") as file:

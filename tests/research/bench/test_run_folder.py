@@ -105,6 +105,13 @@ def test_other_base_or_validation_pictures_are_another_training(shapes: Path, la
     assert (open_experiment(shapes).training_digest == before) is shared
 
 
+def test_other_words_in_the_file_of_that_name_are_another_training(shapes: Path) -> None:
+    before = open_experiment(shapes).training_digest
+    words = shapes / "words.txt"
+    words.write_text(words.read_text().replace("0", "1"))
+    assert open_experiment(shapes).training_digest != before
+
+
 def test_a_default_that_changes_in_code_is_another_training(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = open_experiment(shapes).training_digest
 

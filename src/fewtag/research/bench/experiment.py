@@ -1,8 +1,9 @@
 """An experiment: a recipe's pictures, words, network and test episodes, loaded."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fewtag.research.data.sampling import SAMPLERS, Draw, load_draws
 from fewtag.research.data.splits import Split, class_names, overlapping_classes
 from fewtag.research.features.backbone import AnyBackbone, ImageClassifier, create_classifier, open_backbone
 from fewtag.research.features.words import load_words
-from fewtag.research.methods import Base, Method, create_method
+from fewtag.research.methods import METHODS, Base, Method, create_method
 from fewtag.research.methods.closed_form import Whitened
 from fewtag.research.types import Words
 from fewtag.words.vectors import WordTable, class_vectors
@@ -136,12 +137,21 @@ class Experiment:
         return self._phases[name]
 
     @cached_property
+    def inputs_digest(self) -> str:
+        """A digest of what a run learns from that no setting tells: pictures and labels, files of weights and words."""
+        recipe, phases = self.recipe, []
+        if recipe.training is not None:
+            phases = ["train", "val"] if recipe.training.patience else ["train"]
+        elif recipe.space is not None or METHODS[recipe.method.name].base_stage == "features":
+            phases = ["train"]
+        named = [recipe.backbone.weights, recipe.words.source, recipe.names.weights if recipe.names else None]
+        files = [file for source in named if source for file in self._files(source)]
+        return digest_of([{name: self.phase(name).digest for name in phases}, [_content(*file) for file in files]])
+
+    @property
     def training_digest(self) -> str:
-        """A digest of what is trained, pictures and labels included; experiments that differ in evaluation share it."""
-        training = self.recipe.training
-        assert training is not None
-        phases = ("train", "val") if training.patience else ("train",)
-        return digest_of([self.recipe.training_settings, {name: self.phase(name).digest for name in phases}])
+        """A digest of what is trained, its inputs included; experiments that differ in evaluation share it."""
+        return digest_of([self.recipe.training_settings, self.inputs_digest])
 
     def test_draws(self, phase: str) -> list[Draw]:
         """The episodes to measure a phase on: saved or drawn ones, the same for every training seed.
@@ -241,6 +251,20 @@ class Experiment:
             if (folder / file).is_file():
                 return f"{kind}{colon}{folder / file}{hash_sign}{key}"
         return source
+
+    def _files(self, source: str) -> Iterator[tuple[Path, int, int]]:
+        """The files that such a source names, each with its size and when it was changed."""
+        for part in self._locate(source).split("+"):
+            path = Path(part.rpartition(":")[2].partition("#")[0])
+            if path.is_file():
+                yield path, path.stat().st_size, path.stat().st_mtime_ns
+
+
+@cache
+def _content(path: Path, _size: int, _changed: int) -> str:
+    """A digest of a file, which many runs of a recipe name."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _several(paths: str | list[str] | None) -> list[str]:
