@@ -1,7 +1,8 @@
 """An experiment: a recipe's pictures, words, network and test episodes, loaded."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -138,15 +139,19 @@ class Experiment:
 
     @cached_property
     def inputs_digest(self) -> str:
-        """A digest of what a run learns from that no setting tells: pictures and labels, files of weights and words."""
-        recipe, phases = self.recipe, []
+        """A digest of what no setting tells: base pictures, and the content of files of weights, words and own code."""
+        recipe, phases, kind = self.recipe, list[str](), METHODS[self.recipe.method.name]
         if recipe.training is not None:
             phases = ["train", "val"] if recipe.training.patience else ["train"]
-        elif recipe.space is not None or METHODS[recipe.method.name].base_stage == "features":
+        elif recipe.space is not None or kind.base_stage == "features":
             phases = ["train"]
         named = [recipe.backbone.weights, recipe.words.source, recipe.names.weights if recipe.names else None]
-        files = [file for source in named if source for file in self._files(source)]
-        return digest_of([{name: self.phase(name).digest for name in phases}, [_content(*file) for file in files]])
+        parts = [part for source in named if source for part in self._locate(source).split("+")]
+        files = [Path(part.rpartition(":")[2].partition("#")[0]) for part in parts]
+        if not kind.__module__.startswith("fewtag."):
+            files.append(Path(getattr(sys.modules[kind.__module__], "__file__", None) or ""))
+        contents = [_content(file, file.stat().st_mtime_ns) for file in files if file.is_file()]
+        return digest_of([{name: self.phase(name).digest for name in phases}, contents])
 
     @property
     def training_digest(self) -> str:
@@ -252,16 +257,9 @@ class Experiment:
                 return f"{kind}{colon}{folder / file}{hash_sign}{key}"
         return source
 
-    def _files(self, source: str) -> Iterator[tuple[Path, int, int]]:
-        """The files that such a source names, each with its size and when it was changed."""
-        for part in self._locate(source).split("+"):
-            path = Path(part.rpartition(":")[2].partition("#")[0])
-            if path.is_file():
-                yield path, path.stat().st_size, path.stat().st_mtime_ns
-
 
 @cache
-def _content(path: Path, _size: int, _changed: int) -> str:
+def _content(path: Path, _changed: int) -> str:
     """A digest of a file, which many runs of a recipe name."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -224,8 +224,8 @@ def measured_rows(kind: type[Row], files: Mapping[str, Path], experiment: Experi
             same = drawn == draws_digest(experiment.test_draws(phase), images)
         if not same:
             raise InputError(
-                f"{files[phase]} holds rows of another recipe, of other data (base pictures, weights and words among "
-                "it) or of other draws; name another --out, or --force to replace them"
+                f"{files[phase]} holds rows of another recipe, of other draws or of other data (base pictures, files "
+                "of weights and words, a method's own file); name another --out, or --force to replace them"
             )
     return found
 
