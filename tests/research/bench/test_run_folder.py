@@ -39,6 +39,12 @@ def run(shapes: Path, tmp_path: Path) -> RunFolder:
     return run
 
 
+def test_what_a_killed_command_was_writing_goes(run: RunFolder) -> None:
+    (run.folder / "last.pt.12345.part").write_bytes(b"half")
+    run.claim()
+    assert not list(run.folder.glob("*.part"))
+
+
 STATE = TrainingState(episode=40, best=0.5, best_episode=20)
 
 
