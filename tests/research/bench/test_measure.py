@@ -189,7 +189,12 @@ def test_rows_of_another_digest_are_refused(bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new"), [("labels.csv", "circle0.png,circle;", "circle0.png,"), ("words.txt", "0", "1")]
+    ("file", "old", "new"),
+    [
+        ("labels.csv", "circle0.png,circle;", "circle0.png,"),
+        ("words.txt", "0", "1"),
+        ("split.json", '"name": "shapes"', '"name": "shapes", "words": {"heart": "star"}'),
+    ],
 )
 def test_rows_of_other_base_pictures_or_other_words_are_refused(
     bench, shapes: Path, file: str, old: str, new: str

@@ -139,7 +139,7 @@ class Experiment:
 
     @cached_property
     def inputs_digest(self) -> str:
-        """A digest of what no setting tells: base pictures, and the content of files of weights, words and own code."""
+        """A digest of what no setting tells: base pictures, the split's words, files of weights, words and own code."""
         recipe, phases, kind = self.recipe, list[str](), METHODS[self.recipe.method.name]
         if recipe.training is not None:
             phases = ["train", "val"] if recipe.training.patience else ["train"]
@@ -151,7 +151,7 @@ class Experiment:
         if not kind.__module__.startswith("fewtag."):
             files.append(Path(getattr(sys.modules[kind.__module__], "__file__", None) or ""))
         contents = [_content(file, file.stat().st_mtime_ns) for file in files if file.is_file()]
-        return digest_of([{name: self.phase(name).digest for name in phases}, contents])
+        return digest_of([{name: self.phase(name).digest for name in phases}, contents, self.split.words])
 
     @property
     def training_digest(self) -> str:
