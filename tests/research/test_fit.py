@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.numpy import save_file
 from torch import nn
 
 from fewtag import InputError, Tagger
@@ -114,6 +115,39 @@ def test_pictures_that_all_show_everything_are_refused(
     with pytest.raises(InputError, match=r"without a quarter of the labels [0-3] of them are left, at least 4"):
         fit_model(tmp_path / "model", pictures, crowded + shown[:3], network="resnet10t", weights="random", size=64)
     assert not list(tmp_path.glob("model*")), "before any work"
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("own", ["net.onnx", "net.safetensors"])
+def test_the_networks_own_files_are_not_replaced(
+    album: tuple[list[Picture], list[frozenset[str]]], tmp_path: Path, own: str
+) -> None:
+    pictures, shown = album
+    save_file({"conv1.weight": np.zeros(3)}, tmp_path / own)
+    before = (tmp_path / own).read_bytes()
+    with pytest.raises(InputError, match=f"{own} is there, and is no part of a model that fewtag made"):
+        fit_model(tmp_path / "net", pictures, shown, network="resnet10t", weights="random", size=64)
+    assert (tmp_path / own).read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick")
+def test_a_fit_that_is_interrupted_leaves_the_model_of_before(
+    album: tuple[list[Picture], list[frozenset[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures, shown = album
+    network = {"network": "resnet10t", "weights": "random"}
+    fit_model(tmp_path / "v1.5", pictures, shown, **network, size=64)
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*v1*")}
+    assert set(before) == {"v1.5.onnx", "v1.5.safetensors"}
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fit_module, "calibrated", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fit_model(tmp_path / "v1.5", pictures, shown, **network, size=96)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*v1*")} == before
 
 
 def test_a_fold_knows_nothing_of_the_labels_it_is_judged_on() -> None:

@@ -177,7 +177,7 @@ def bench(
     if as_json:
         show(found | sessions, as_json=True, title="")
         return
-    for measured, over in ((found, "episodes"), (sessions, "seeds and labels")):
+    for measured, over in ((found, "episodes"), (sessions, "labels")):
         if measured:
             show(measured, as_json=False, title=f"Measured, in percent (± 95 % interval over {over})")
 

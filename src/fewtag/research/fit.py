@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from fewtag.core import posterior as core
 from fewtag.core.calibration import Calibration, Pairs, calibrate
 from fewtag.core.posterior import Features, NameEvidence, Pictures, Space, Strengths, Vectors
 from fewtag.errors import InputError
+from fewtag.files import read_arrays
 from fewtag.pictures.decode import Square, squash
 from fewtag.pictures.files import Picture, open_image
 from fewtag.pictures.prefetch import Begin, batches, prefetch, unwatched
@@ -24,7 +26,7 @@ from fewtag.research.data.splits import class_names
 from fewtag.research.features.backbone import create_backbone, create_classifier
 from fewtag.research.features.graph import Constants, wrap_graph, write_graph
 from fewtag.runtime import Network
-from fewtag.tagger.model import save_model, solve_words
+from fewtag.tagger.model import KIND, save_model, solve_words
 from fewtag.words.vectors import SHIPPED, WordTable, load_words
 
 CLASSIFIER, CLASSES = "tf_efficientnet_lite2", "imagenet-1k"
@@ -171,10 +173,13 @@ def fit_model(
     device: str = "auto",
     begin: Begin = unwatched,
 ) -> dict[str, Any]:
-    """Writes OUT.safetensors and OUT.onnx; returns facts about the model.
+    """Writes OUT.safetensors and OUT.onnx, once both are done; returns facts about the model.
 
     `network` is a timm name, or the path of an ONNX file from normalised pixels to a feature map.
     """
+    name = out.name.removesuffix(".safetensors")
+    graph, model = (out.with_name(f"{name}{ending}") for ending in (".onnx", ".safetensors"))
+    _refuse_to_replace(graph, model)
     table = load_words(words)
     chances = None if any(shown) else classify(pictures, begin)
     labels, targets = label_matrix(shown) if chances is None else sure_classes(chances)
@@ -185,34 +190,50 @@ def fit_model(
     targets = targets[:, kept]
     _refuse_too_few(names, targets, rows)
     out.parent.mkdir(parents=True, exist_ok=True)
-    path = out.with_suffix(".onnx")
-    facts, constants = make_graph(network, weights, size, path)
-    pooled, places = encode(path, facts, constants, pictures, rows, device, begin)
-    chances = classify(pictures, begin) if chances is None else chances
-    base = BasePictures(names, names, targets, pooled, chances)
-    advance, held = begin("solving", FOLDS), []
-    for fold in _cross_fit(base, places, rows, table):
-        held.append(fold)
-        advance(1)
-    evidence, calibration = calibrated(held, begin)
-    solved = solve(base)
-    save_model(
-        out.with_suffix(".safetensors"),
-        network=facts,
-        constants=constants,
-        space=solved.space,
-        base_prototypes=solved.prototypes,
-        word_map=solve_words(table, solved.base_words, solved.classes, solved.prototypes, STRENGTHS),
-        strengths=STRENGTHS,
-        evidence=evidence,
-        calibration=calibration,
-        words=words,
-        base_words=solved.base_words,
-        class_names=solved.classes,
-        origin=f"{len(pictures)} pictures of {len(names)} {'labels' if any(shown) else 'classes of ' + CLASSIFIER}",
-    )
-    model = str(out.with_suffix(".safetensors"))
-    return {"model": model, "pictures": len(pictures), "labels": names, "left_out": unknown}
+    with TemporaryDirectory(prefix=f".{name}-", dir=out.parent) as folder:
+        made = Path(folder) / graph.name
+        facts, constants = make_graph(network, weights, size, made)
+        pooled, places = encode(made, facts, constants, pictures, rows, device, begin)
+        chances = classify(pictures, begin) if chances is None else chances
+        base = BasePictures(names, names, targets, pooled, chances)
+        advance, held = begin("solving", FOLDS), []
+        for fold in _cross_fit(base, places, rows, table):
+            held.append(fold)
+            advance(1)
+        evidence, calibration = calibrated(held, begin)
+        solved = solve(base)
+        save_model(
+            Path(folder) / model.name,
+            network=facts,
+            constants=constants,
+            space=solved.space,
+            base_prototypes=solved.prototypes,
+            word_map=solve_words(table, solved.base_words, solved.classes, solved.prototypes, STRENGTHS),
+            strengths=STRENGTHS,
+            evidence=evidence,
+            calibration=calibration,
+            words=words,
+            base_words=solved.base_words,
+            class_names=solved.classes,
+            origin=f"{len(pictures)} pictures of {len(names)} {'labels' if any(shown) else 'classes of ' + CLASSIFIER}",
+        )
+        for path in (graph, model):
+            (Path(folder) / path.name).replace(path)
+    return {"model": str(model), "pictures": len(pictures), "labels": names, "left_out": unknown}
+
+
+def _refuse_to_replace(graph: Path, model: Path) -> None:
+    """Refuses a name that other files have, such as the network's own; an earlier model of that name is replaced."""
+    foreign = graph if graph.exists() and not model.exists() else None
+    if model.exists():
+        try:
+            read_arrays(model, KIND, header_alone=True)
+        except InputError:
+            foreign = model
+    if foreign is not None:
+        raise InputError(
+            f"{foreign} is there, and is no part of a model that fewtag made; name the new model otherwise"
+        )
 
 
 def _refuse_too_few(names: Sequence[str], targets: NDArray[np.bool_], rows: NDArray[np.int64]) -> None:

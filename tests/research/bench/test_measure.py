@@ -1,5 +1,6 @@
 """Measuring: a row an episode, written whole or not at all, and never measured twice without need."""
 
+import importlib
 import json
 import math
 from collections.abc import Callable
@@ -185,6 +186,39 @@ def test_rows_of_another_digest_are_refused(bench) -> None:
     path = Path("results/recipe/protonet.test.parquet")
     write_rows(path, [row.model_copy(update={"recipe_digest": "0123456789ab"}) for row in read_rows(path)])
     assert bench().code == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("labels.csv", "circle0.png,circle;", "circle0.png,"),
+        ("words.txt", "0", "1"),
+        ("split.json", '"name": "shapes"', '"name": "shapes", "words": {"heart": "star"}'),
+    ],
+)
+def test_rows_of_other_base_pictures_or_other_words_are_refused(
+    bench, shapes: Path, file: str, old: str, new: str
+) -> None:
+    centred = ("--set", "method.name=protonet-centred")
+    assert (bench(*centred).code, bench(*centred).code) == (0, 0)
+    path = shapes / file
+    path.write_text(path.read_text().replace(old, new))
+    said = bench(*centred)
+    assert (said.code, "of other data (base pictures" in said.err) == (2, True)
+    assert bench(*centred, "--force").code == 0
+
+
+def test_rows_of_a_method_whose_file_has_changed_are_refused(
+    bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "own_method.py"
+    file.write_text("from fewtag.research.methods.protonet import ProtoNet\n\nclass Own(ProtoNet):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(METHODS, "own", importlib.import_module("own_method").Own)
+    own = ("--set", "method.name=own")
+    assert (bench(*own).code, bench(*own).code) == (0, 0)
+    file.write_text(file.read_text() + "    scale = 2.0\n")
+    assert (bench(*own).code, bench(*own, "--force").code) == (2, 0)
 
 
 def test_a_write_that_fails_leaves_no_rows(bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,6 +243,16 @@ def test_a_nonsensical_change_is_refused(write, change: str, message: str) -> No
     assert "\n" not in str(refusal.value)
 
 
+def test_a_change_that_one_of_several_runs_cannot_take_names_that_run(write) -> None:
+    runs = (
+        '[[runs]]\nname = "plain"\nmethod.name = "protonet"\n[[runs]]\nname = "heads"\nmethod.name = "word-attention"\n'
+    )
+    recipe = write(DATA + runs)
+    with pytest.raises(InputError, match=r"no option 'heads'.* run 'plain' does not take that --set: choose others by"):
+        load_recipes(recipe, changes=["method.heads=4"])
+    assert len(load_recipes(recipe, changes=["method.heads=4"], only=["heads"])) == 1
+
+
 def test_two_runs_of_one_name_are_refused(write) -> None:
     path = write(DATA + METHOD + '[[runs]]\nname = "a"\n[[runs]]\nname = "a"\nseed = 1\n')
     with pytest.raises(InputError, match=r"two runs of the name 'a'; give each its own"):

@@ -39,6 +39,12 @@ def run(shapes: Path, tmp_path: Path) -> RunFolder:
     return run
 
 
+def test_what_a_killed_command_was_writing_goes(run: RunFolder) -> None:
+    (run.folder / "last.pt.12345.part").write_bytes(b"half")
+    run.claim()
+    assert not list(run.folder.glob("*.part"))
+
+
 STATE = TrainingState(episode=40, best=0.5, best_episode=20)
 
 
@@ -103,6 +109,13 @@ def test_other_base_or_validation_pictures_are_another_training(shapes: Path, la
     lines = (shapes / "labels.csv").read_text().splitlines(keepends=True)
     (shapes / "labels.csv").write_text("".join(line for line in lines if not line.startswith(f"{label}0.png")))
     assert (open_experiment(shapes).training_digest == before) is shared
+
+
+def test_other_words_in_the_file_of_that_name_are_another_training(shapes: Path) -> None:
+    before = open_experiment(shapes).training_digest
+    words = shapes / "words.txt"
+    words.write_text(words.read_text().replace("0", "1"))
+    assert open_experiment(shapes).training_digest != before
 
 
 def test_a_default_that_changes_in_code_is_another_training(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,6 +172,8 @@ def test_bench_writes_a_row_for_each_label_seed_and_number_of_answers(cli: Cli, 
         ("logistic-regression", ("method.unit_length=false",), "only logistic-regression with unit_length = true"),
         ("posterior", ("space.size=8",), "'posterior' has a whitened space of its own; remove [space]"),
         ("posterior", ("training.episodes=3",), "[sessions] is for methods that train nothing"),
+        ("posterior", ("seed=-1",), "seed: input should be greater than or equal to 0, found -1"),
+        ("posterior", ("sessions.answers=[-1]",), "greater than or equal to 0, found -1"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(cli: Cli, recipe: Path, run: str, changes: tuple[str, ...], said: str) -> None:

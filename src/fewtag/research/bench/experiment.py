@@ -1,8 +1,10 @@
 """An experiment: a recipe's pictures, words, network and test episodes, loaded."""
 
+import hashlib
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from fewtag.research.data.sampling import SAMPLERS, Draw, load_draws
 from fewtag.research.data.splits import Split, class_names, overlapping_classes
 from fewtag.research.features.backbone import AnyBackbone, ImageClassifier, create_classifier, open_backbone
 from fewtag.research.features.words import load_words
-from fewtag.research.methods import Base, Method, create_method
+from fewtag.research.methods import METHODS, Base, Method, create_method
 from fewtag.research.methods.closed_form import Whitened
 from fewtag.research.types import Words
 from fewtag.words.vectors import WordTable, class_vectors
@@ -136,12 +138,25 @@ class Experiment:
         return self._phases[name]
 
     @cached_property
+    def inputs_digest(self) -> str:
+        """A digest of what no setting tells: base pictures, the split's words, files of weights, words and own code."""
+        recipe, phases, kind = self.recipe, list[str](), METHODS[self.recipe.method.name]
+        if recipe.training is not None:
+            phases = ["train", "val"] if recipe.training.patience else ["train"]
+        elif recipe.space is not None or kind.base_stage == "features":
+            phases = ["train"]
+        named = [recipe.backbone.weights, recipe.words.source, recipe.names.weights if recipe.names else None]
+        parts = [part for source in named if source for part in self._locate(source).split("+")]
+        files = [Path(part.rpartition(":")[2].partition("#")[0]) for part in parts]
+        if not kind.__module__.startswith("fewtag."):
+            files.append(Path(getattr(sys.modules[kind.__module__], "__file__", None) or ""))
+        contents = [_content(file, file.stat().st_mtime_ns) for file in files if file.is_file()]
+        return digest_of([{name: self.phase(name).digest for name in phases}, contents, self.split.words])
+
+    @property
     def training_digest(self) -> str:
-        """A digest of what is trained, pictures and labels included; experiments that differ in evaluation share it."""
-        training = self.recipe.training
-        assert training is not None
-        phases = ("train", "val") if training.patience else ("train",)
-        return digest_of([self.recipe.training_settings, {name: self.phase(name).digest for name in phases}])
+        """A digest of what is trained, its inputs included; experiments that differ in evaluation share it."""
+        return digest_of([self.recipe.training_settings, self.inputs_digest])
 
     def test_draws(self, phase: str) -> list[Draw]:
         """The episodes to measure a phase on: saved or drawn ones, the same for every training seed.
@@ -241,6 +256,13 @@ class Experiment:
             if (folder / file).is_file():
                 return f"{kind}{colon}{folder / file}{hash_sign}{key}"
         return source
+
+
+@cache
+def _content(path: Path, _changed: int) -> str:
+    """A digest of a file, which many runs of a recipe name."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _several(paths: str | list[str] | None) -> list[str]:

@@ -29,7 +29,7 @@ from fewtag.research.bench.distributed import (
 )
 from fewtag.research.bench.evaluate import Pool, evaluate
 from fewtag.research.bench.experiment import Experiment
-from fewtag.research.bench.results import ResultRow, Row, commit, read_rows_of, result_rows, write_rows
+from fewtag.research.bench.results import ResultRow, Row, commit, read_inputs, read_rows_of, result_rows, write_rows
 from fewtag.research.bench.run_folder import RunFolder
 from fewtag.research.bench.train import train
 from fewtag.research.data.images import LabelledImages, refuse_unreadable
@@ -83,7 +83,8 @@ def measure(
                 facts["label_aps"] = json.dumps(dict(zip(images.labels, means.tolist(), strict=True)))
                 metrics, device = [episode.metrics for episode in judged], device_name(fabric.device)
                 rows[phase] = found = result_rows(recipe, phase, metrics, command=command, device=device, facts=facts)
-                on_rank_zero(fabric, partial(write_rows, files[phase], found, recipe=recipe))
+                inputs = experiment.inputs_digest
+                on_rank_zero(fabric, partial(write_rows, files[phase], found, recipe=recipe, inputs=inputs))
     return rows
 
 
@@ -212,18 +213,19 @@ def _results_folder(fabric: Fabric, folder: Path) -> Iterator[None]:
 
 
 def measured_rows(kind: type[Row], files: Mapping[str, Path], experiment: Experiment) -> dict[str, list[Row]]:
-    """The rows of phases already measured; those of another recipe, other data or draws are refused, not replaced."""
+    """The rows of phases already measured; those of another recipe, inputs or draws are refused, not replaced."""
     found = {phase: rows for phase, path in files.items() if path.exists() and (rows := read_rows_of(kind, path))}
     for phase, rows in found.items():
         images, drawn = experiment.phase(phase), getattr(rows[0], "draws_digest", None)
         same = (rows[0].recipe_digest, rows[0].data_digest) == (experiment.recipe.digest, images.digest)
+        same = same and read_inputs(files[phase]) in ("", experiment.inputs_digest)
         # draws that are not saved follow from the recipe and the data; a file of draws may have been written anew
         if same and drawn is not None and experiment.recipe.evaluation.draws.get(phase):
             same = drawn == draws_digest(experiment.test_draws(phase), images)
         if not same:
             raise InputError(
-                f"{files[phase]} holds rows of another recipe, of other data or of other draws; name another --out, or "
-                "--force to replace them"
+                f"{files[phase]} holds rows of another recipe, of other draws or of other data (base pictures, files "
+                "of weights and words, a method's own file); name another --out, or --force to replace them"
             )
     return found
 

@@ -5,7 +5,7 @@ import inspect
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
 
 from fewtag.errors import InputError
 from fewtag.research.methods import METHODS
@@ -185,7 +185,7 @@ class SessionSettings(Settings):
         default=["likeliest", "unsure", "mixed"], min_length=1
     )
     """Which picture is asked about next; mixed: the two in turn."""
-    answers: list[int] = Field(default=[0, 8, 16, 32, 64], min_length=1)
+    answers: list[NonNegativeInt] = Field(default=[0, 8, 16, 32, 64], min_length=1)
     """The numbers of answers after which the label's average precision is recorded."""
     seeds: int = Field(default=5, gt=0)
     """How often the pictures are split into those that may be asked about and those that measure."""
@@ -204,7 +204,7 @@ class Recipe(Settings):
     training: Training | None = None
     evaluation: Evaluation = Evaluation()
     sessions: SessionSettings | None = None
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     not_measured: str = ""
     """Why this run could not be measured where the recipe was written; the table then shows the reason."""
 

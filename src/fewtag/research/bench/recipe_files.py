@@ -39,7 +39,14 @@ def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str]
                     "choose some with --only, or change the grid in the recipe"
                 )
             run = _merge(run, parsed)
-        recipes.append((file, _validate(run, file)))
+        try:
+            recipes.append((file, _validate(run, file)))
+        except InputError as error:
+            if not changes or len(chosen) == 1:
+                raise
+            raise InputError(
+                f"{error}; run {run['name']!r} does not take that --set: choose others by --only"
+            ) from error
     for (file, name), times in Counter((file, recipe.name) for file, recipe in recipes).items():
         if times > 1:
             raise InputError(

@@ -235,9 +235,14 @@ def result_rows(
 
 
 def write_rows(
-    path: Path, rows: Sequence[MeasuredRow], kind: type[MeasuredRow] = ResultRow, *, recipe: Recipe | None = None
+    path: Path,
+    rows: Sequence[MeasuredRow],
+    kind: type[MeasuredRow] = ResultRow,
+    *,
+    recipe: Recipe | None = None,
+    inputs: str = "",
 ) -> None:
-    """Writes all rows or nothing; the recipe, with every default, goes into the file's metadata as `recipe`."""
+    """Writes all rows or nothing; the file's metadata has the recipe, with every default, and the inputs' digest."""
     table = pa.Table.from_pylist([row.model_dump(round_trip=True) for row in rows], schema=schema(kind))
     content = BytesIO()
     # statistics and a second schema would take half of a file with a few hundred rows
@@ -245,7 +250,7 @@ def write_rows(
     with pq.ParquetWriter(content, table.schema, **options) as writer:
         writer.write_table(table)
         if recipe is not None:
-            writer.add_key_value_metadata({"recipe": recipe.effective.model_dump_json()})
+            writer.add_key_value_metadata({"recipe": recipe.effective.model_dump_json(), "inputs": inputs})
     write_atomically(path, content.getvalue())
 
 
@@ -264,6 +269,11 @@ def read_rows_of(kind: type[Row], path: Path) -> list[Row]:
         wrong = error.errors()[0]
         column = f"column {wrong['loc'][0]}: {wrong['msg']}"
         raise InputError(f"{path} holds no result rows ({column}); move it elsewhere, or bench --force") from error
+
+
+def read_inputs(path: Path) -> str:
+    """The digest of what the rows of a file were made from; empty in files of before it was kept."""
+    return (pq.read_metadata(path).metadata or {}).get(b"inputs", b"").decode()
 
 
 def write_reason(folder: Path, recipe: Recipe) -> None:

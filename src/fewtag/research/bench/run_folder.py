@@ -74,8 +74,10 @@ class RunFolder:
         return locked(self.folder, seconds=0.0)
 
     def claim(self) -> None:
-        """Makes the folder, with the settings for people to read; called once the settings have passed all checks."""
+        """Makes the folder, with the settings for people to read; called under the lock, once all checks are passed."""
         write_atomically(self._recipe, json.dumps(self.recipe.effective.model_dump(mode="json"), indent=2).encode())
+        for part in self.folder.glob("*.part"):  # of a command that was killed while it wrote
+            part.unlink()
 
     @property
     def summary(self) -> TrainingSummary | None:

@@ -188,7 +188,8 @@ def measure_sessions(
         shared = run_columns(recipe, phase, command=command, device=device_name(fabric.device))
         shared |= {"seconds": round(time.perf_counter() - since, 2), "data_digest": images.digest}
         rows[phase] = told = [SessionRow.model_validate(shared | one) for one in found]
-        on_rank_zero(fabric, partial(write_rows, files[phase], told, SessionRow, recipe=recipe))
+        inputs = experiment.inputs_digest
+        on_rank_zero(fabric, partial(write_rows, files[phase], told, SessionRow, recipe=recipe, inputs=inputs))
     return rows
 
 

@@ -105,9 +105,6 @@ class Method(nn.Module):
     serves_words_alone = False
     """Whether a label without any support image is classified by its word vector instead of refused."""
 
-    uses_images = True
-    """Whether support images are used; False for a method that uses only the words."""
-
     differentiable = True
     """Whether gradients reach the maps, and so a backbone; False for a method that `fewtag.core` solves."""
 

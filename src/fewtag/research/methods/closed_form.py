@@ -94,7 +94,6 @@ class WordOnly(WordMapped):
     """
 
     serves_words_alone = True
-    uses_images = False
 
     scale: float = 20.0
 
@@ -237,8 +236,7 @@ class Whitened(Precoded):
     def __init__(self, method: Method, channels: int, *, shrinkage: float) -> None:
         super().__init__(channels, method.dimensions)
         self.method, self.shrinkage = method, shrinkage
-        self.serves_words_alone, self.uses_images = method.serves_words_alone, method.uses_images
-        self.uses_names = method.uses_names
+        self.serves_words_alone, self.uses_names = method.serves_words_alone, method.uses_names
         self.stacks_episodes = isinstance(method, Precoded) and method.stacks_episodes
 
     def prepare(self, base: Base) -> None:
