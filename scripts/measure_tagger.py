@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ RARE = 0.01
 FROM = 0.2
 """Pairs said to be less likely are left out of the reliability: nearly all are, and rightly so."""
 BINS = 10
+GROWN = 20, 50, 100
+"""Examples a label of banks that have grown."""
 
 
 class Bench:
@@ -225,6 +227,33 @@ def habits(bench: Bench, guides: Vectors, repeats: int = 10) -> dict[str, float]
     return {"lowered_by_5": round(lowered / cases, 4), "taught_tagged_again": round(back / taught, 4)}
 
 
+def grown(bench: Bench, guides: Vectors, shots: int, *, by_name: bool = False, repeats: int = 3) -> dict[str, Any]:
+    """A bank that has grown to `shots` complete examples of each label, at the shares that the pictures have.
+
+    Half of the pictures teach, the others measure. With `by_name` each label in turn is known by its name alone, beside
+    so many examples of the others.
+    """
+    images, said, true, given = bench.images, [], [], []
+    for repeat in range(repeats):
+        half = np.random.default_rng(repeat).permutation(len(images.ids))
+        asked, held = half[: len(half) // 2], half[len(half) // 2 :]
+        priors = dict(zip(images.labels, images.targets[held].mean(axis=0).tolist(), strict=True))
+        for left_out in range(len(images.labels)) if by_name else [None]:
+            mine = asked if left_out is None else asked[~images.targets[asked, left_out]]
+            chosen = [mine[images.targets[mine, column]][:shots] for column in range(len(images.labels))]
+            bank = bench.bank(guides, np.unique(np.concatenate(chosen)).tolist())
+            scorer = Scorer(bank, bench.model, priors=priors)
+            some = [
+                column for column, label in enumerate(scorer.labels) if left_out in {None, images.labels.index(label)}
+            ]
+            chances = scorer.probabilities(bench.places[held])[:, some].astype(np.float64)
+            said.append(chances.ravel())
+            given.append((chances >= scorer.thresholds[some]).ravel())
+            true.append(images.targets[held][:, [images.labels.index(scorer.labels[each]) for each in some]].ravel())
+    chances, shown = np.concatenate(said), np.concatenate(true)
+    return reliability(chances, shown) | thresholds(chances, shown, np.concatenate(given))
+
+
 def main() -> None:
     parser = packs_parser(__doc__, features=True)
     parser.add_argument("--model", default="coco52", help="a shipped model's name, or a path")
@@ -293,6 +322,11 @@ def rows(bench: Bench, number: int, pools: dict[str, Any]) -> dict[str, Callable
         }
     if phase == "mixed":
         found |= {f"{phase}, 20 examples": taught(20, names), f"{phase}, habits": lambda: habits(bench, names)}
+        for shots in GROWN:
+            found[f"{phase}, a bank of {shots} examples a label"] = partial(grown, bench, names, shots)
+        found[f"{phase}, a name beside {GROWN[-1]} examples a label"] = partial(
+            grown, bench, names, GROWN[-1], by_name=True
+        )
     return found
 
 

@@ -8,8 +8,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 
 from fewtag.core.calibration import (
+    ALONE,
     ANSWERS,
     EASE,
+    MANY,
     SLACK,
     Calibration,
     Pairs,
@@ -195,6 +197,15 @@ def test_beyond_the_most_examples_that_curves_were_fitted_for_the_offset_goes_on
     line = [-3 - 2 * np.log((1 + count) / 6) / np.log(21 / 6) for count in (5, 20, 100, ANSWERS, ANSWERS)]
     assert offsets.tolist() == pytest.approx(line, abs=1e-5), "no more are fitted to than ANSWERS"
     assert slopes.tolist() == [9, 8, 8, 8, 8]
+
+
+def test_a_name_alone_is_held_down_less_by_hundreds_of_pictures_that_do_not_show_it() -> None:
+    """The fit puts all that they say into the intercept, though none of them was chosen for being like the label."""
+    calibration = Calibration((0, 1), (3.0, 3.0), (1.0, 1.0), 0.2, noes=1.0)
+    noes, usual = np.array([0, MANY, 255], np.float32), np.full(3, 0.2, np.float32)
+    for count, more in ((0, ALONE * np.log(256 / (MANY + 1))), (1, 0)):
+        _, offsets = calibration.curves(np.full(3, count), noes, usual)
+        assert offsets.tolist() == pytest.approx([1, 1 + np.log(MANY + 1), 1 + np.log(256) + more], abs=1e-5)
 
 
 def test_another_share_of_the_pictures_moves_the_odds_by_bayes_rule() -> None:

@@ -32,6 +32,12 @@ STEEPER = (1, 5), (1.2, 1.0)
 PLAIN = 6.0
 """Change of the logarithm of that factor per unit of coherence above the model's. Chosen on the validation labels."""
 
+ALONE, MANY = 0.32, 20
+"""Increase of the log-odds of a label that is known by its name alone, per log(1 + weight of its 'no's) beyond so many.
+
+Without it such a label would be given far too seldom in a bank of hundreds of complete pictures. Chosen on the
+validation labels."""
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -74,6 +80,7 @@ class Calibration:
         # the fit's intercept grows with the examples, also beyond the most that curves were fitted for
         fitted_to = np.minimum(counts, ANSWERS)
         offsets = _at(self.examples, self.offsets, fitted_to, beyond=True) + seen * np.float32(self.noes)
+        offsets += (counts == 0) * np.float32(ALONE) * np.maximum(seen - np.float32(math.log1p(MANY)), 0)
         slopes = _at(self.examples, self.slopes, counts) + seen * np.float32(self.noes_slope)
         offsets = steeper * (offsets - log_odds(np.array(self.share))) + log_odds(priors)
         return (steeper * slopes).astype(np.float32), offsets.astype(np.float32)
