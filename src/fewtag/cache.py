@@ -263,7 +263,7 @@ class Cache:
 
     def _open(self, mode: str) -> sqlite3.Connection:
         uri = f"{sqlite_address(self.path.absolute())}?mode={mode}"
-        return sqlite3.connect(uri, BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True)
+        return sqlite3.connect(uri, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True)
 
     def _header(self) -> tuple[int, int]:
         """Application id and version of the file, read without a lock, recovery of a journal or any other trace.

@@ -104,7 +104,8 @@ def locked(path: Path, seconds: float = LOCK_SECONDS, what: Path | None = None) 
     hidden = target.with_name(f".{target.name}.lock")
     try:
         # the lock may be released by another thread than the one that took it
-        with closing(sqlite3.connect(hidden, seconds, isolation_level=None, check_same_thread=False)) as connection:
+        opened = sqlite3.connect(hidden, timeout=seconds, isolation_level=None, check_same_thread=False)
+        with closing(opened) as connection:
             connection.execute("BEGIN EXCLUSIVE")
             yield
     except sqlite3.DatabaseError as error:

@@ -183,7 +183,7 @@ class Project:
                     connection.execute(statement)
 
     def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.path, BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        return sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
 
     def _changes(self) -> Iterator[Change]:
         answers: dict[int, list[Said]] = {}
@@ -338,7 +338,7 @@ def backup(folder: Path, path: Path) -> None:
     if path.exists():
         raise InputError(f"{path} exists; name another file for the copy")
     make_folder(path.parent)
-    with closing(sqlite3.connect(folder / FILE, BUSY_SECONDS)) as connection:
+    with closing(sqlite3.connect(folder / FILE, timeout=BUSY_SECONDS)) as connection:
         _copy(connection, path)
 
 
