@@ -165,6 +165,17 @@ def test_rename_and_merge(cli: Cli, bank: Path) -> None:
     assert known(cli, bank) == {"beasts/cat": 4, "sofa": 2}
 
 
+def test_rename_looks_the_new_name_up_in_word_vectors_of_ones_own(cli: Cli, tiny_model: Path) -> None:
+    names = ("dog", "cat", "sofa", "hound")
+    lines = [f"{word} {' '.join(map(str, row))}" for word, row in zip(names, np.eye(4), strict=True)]
+    Path("words.txt").write_text("\n".join(lines) + "\n")
+    options = ("--words", "words.txt")
+    assert cli("define", "own.fewtag", "dog", "--model", tiny_model, *options).code == 0
+    assert refused(cli("rename", "own.fewtag", "dog", "hound"), "which were not named now; name their file")
+    assert cli("rename", "own.fewtag", "dog", "hound", *options).code == 0
+    assert Tagger.load("own.fewtag").definitions_["hound"].words == ("hound",)
+
+
 def test_what_was_done_to_a_bank_is_told_to_machines_too(cli: Cli, bank: Path, tmp_path: Path) -> None:
     def told(command: str, *arguments: object) -> Any:
         found = json.loads(cli(command, bank, *arguments, "--json").out)

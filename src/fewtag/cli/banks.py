@@ -331,6 +331,7 @@ def rename(
     label: Label,
     name: Annotated[str, typer.Argument(metavar="NAME", help="What it shall be called.")],
     merge: Annotated[bool, typer.Option("--merge", help="NAME may be a label already: the two become one.")] = False,
+    words: WordSource = None,
     as_json: AsJson = False,
 ) -> None:
     """Call a label something else, or merge it into another; those under it, such as "birds/heron", go along.
@@ -340,7 +341,7 @@ def rename(
     from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.examples import clean_label
 
-    tagger, new = Tagger.load(bank), clean_label(name)
+    tagger, new = Tagger.load(bank, words=words), clean_label(name)
     try:
         tagger.rename(label, new, merge=merge).save(bank)
     except TakenError as error:
