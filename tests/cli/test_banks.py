@@ -124,6 +124,18 @@ def test_an_example_is_forgotten_by_name_or_number_when_its_picture_is_gone(
     assert refused(cli("forget", bank, "cat", "--example", "x.png"), "no example of label 'cat' is called 'x.png'")
     assert refused(cli("forget", bank, "cat", "--example", "²"), "no example of label 'cat' is called '²'")
     assert refused(cli("forget", bank, "cat", "--example", "1", "--image", "x.png"), "is named twice")
+    assert cli("define", bank, "zebra").code == 0
+    assert refused(cli("forget", bank, "zebra", "--example", "1"), "label 'zebra' has no example, there is no number 1")
+    assert refused(cli("forget", bank, "zebra", "--example", "x.png"), "is called 'x.png'; none is known yet")
+
+
+def test_of_many_examples_a_wrong_name_is_told_the_nearest_alone(cli: Cli, bank: Path) -> None:
+    """Complete pictures speak of every label, thousands of them perhaps."""
+    for number in range(30):
+        draw(900 + number, "dog").save(f"IMG_{number}.png")
+    cli("learn", bank, *Path().glob("IMG_*.png"), "--label", "dog", "--complete")
+    assert refused(cli("forget", bank, "cat", "--example", "IMG_7.pgn"), "'IMG_7.pgn'; did you mean 'IMG_7.png' or ")
+    assert refused(cli("forget", bank, "cat", "--example", "x"), " and 12 more")
 
 
 def test_of_two_examples_of_one_name_none_is_forgotten_by_it(cli: Cli, bank: Path) -> None:
