@@ -98,19 +98,33 @@ class Scorer:
         column_of = {label: column for column, label in enumerate(bank.classes)}
         for row, example in zip(self._absent, refused, strict=True):
             row[[column_of[label] for label in example.absent if label in column_of]] = True
+        self._bank = bank
+        self._shown: dict[int, NDArray[np.float32]] = {}  # by column: the means of a label's examples, once needed
 
     def logits(self, places: Places) -> NDArray[np.float32]:
         """Calibrated log-odds, images × labels."""
         return self.slopes * self.classifiers.logits(places, self._strengths) + self.offsets
 
     def probabilities(self, places: Places) -> NDArray[np.float32]:
-        """images × labels; a person's 'no' to a picture is final, whichever file that picture comes from again"""
+        """images × labels; a person's 'no' to a picture is final, whichever file that picture comes from again, unless
+        a more similar one is said to show the label"""
         chances = sigmoid(self.logits(places))
         if len(self._refused):
-            same = unit(places.mean(axis=1)) @ self._refused.T > SAME
-            for image in np.flatnonzero(same.any(axis=1)):
-                chances[image, self._absent[same[image]].any(axis=0)] = 0
+            means = unit(places.mean(axis=1))
+            alike = means @ self._refused.T
+            for column in np.flatnonzero(self._absent[(alike > SAME).any(axis=0)].any(axis=0)).tolist():
+                refused = alike[:, self._absent[:, column]].max(axis=1)
+                final = (refused > SAME) & (refused >= self._most_alike(column, means))
+                chances[final, column] = 0
         return chances
+
+    def _most_alike(self, column: int, means: NDArray[np.float32]) -> NDArray[np.float32] | float:
+        """How similar each picture is to the most similar one that is said to show a label."""
+        if column not in self._shown:
+            members = self._bank.members[self.labels[column]]
+            self._shown[column] = np.array([self._bank.examples[key].features.pooled.mean for key in members])
+        shown = self._shown[column]
+        return (means @ shown.T).max(axis=1) if len(shown) else 0.0
 
     def tags(self, probabilities: NDArray[np.float32]) -> list[tuple[str, ...]]:
         """For each image the labels over their threshold, likeliest first; ties are sorted by name.
