@@ -229,6 +229,8 @@ def test_a_bank_moves_to_another_model_by_the_copies_it_keeps(cli: Cli, bank: Pa
     assert refused(cli("learn", bank, "examples", "--model", other), "was made with another model 'tiny'")
     said = cli("upgrade", bank, "--model", other)
     assert (said.code, said.out) == (0, f"{bank}: 3 labels, model 'other'\n"), said.err
+    assert ("learning again" in said.err, " 6/6 " in said.err) == (True, True)
+    assert cli("upgrade", bank).err == "", "nothing is to be done"
     tagger = Tagger.load(bank)
     assert (tagger.model.name, dict(tagger.counts_)) == ("other", {"cat": 2, "dog": 2, "sofa": 2, "zebra": 0})
     assert tagger.predict(draw(300, "dog")) == [("dog",)]

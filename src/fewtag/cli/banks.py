@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -432,9 +433,13 @@ def upgrade(
 
     Example: fewtag upgrade pets.fewtag --model accurate
     """
+    from fewtag.tagger.bank_file import read_header
     from fewtag.tagger.tagger import Tagger
 
-    tagger = Tagger.load(bank, model=model, words=words, upgrade=True)
+    with Bars() as bars:
+        # no bar if the bank is of this model already
+        begun = cache(lambda: bars.begin("learning again", len(read_header(bank)["examples"])))
+        tagger = Tagger.load(bank, model=model, words=words, upgrade=True, progress=lambda count: begun()(count))
     tagger.save(bank)
     count, name = len(tagger.classes_), tagger.model.name
     tell(bank, f"{plural(count, 'label')}, model {name!r}", {"labels": count, "model": name}, as_json=as_json)

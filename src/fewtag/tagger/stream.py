@@ -418,7 +418,13 @@ def warn_of_contradictions(known: Mapping[str, Example], learnt: Mapping[str, Ex
         )
 
 
-def migrated(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.PathLike[str]) -> Bank:
+def migrated(
+    bank: Bank,
+    model: Model,
+    facts: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    progress: Callable[[int], None] | None = None,
+) -> Bank:
     """Migrates a bank to another model by encoding its thumbnails again; `facts` describe its present model."""
     if lacking := sum(not example.picture for example in bank.examples.values()):
         raise InputError(
@@ -446,6 +452,8 @@ def migrated(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.
         pixels = [squash(decode(example.picture, example.name), model.size) for _, example in group]
         for (key, old), places in zip(group, model.encode(pixels), strict=True):
             examples[key] = Example.of(old.annotation, places, old.name, old.picture)
+        if progress is not None:
+            progress(len(group))
     return Bank().learn(definitions, examples, afresh=False)
 
 
