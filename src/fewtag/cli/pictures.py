@@ -66,7 +66,9 @@ def tag(
     page: Annotated[
         Path | None, typer.Option(metavar="HTML", help="Also a page to look at (.html): pictures with their tags.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a table that this command did not write.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a table that this command did not write, or was changed since.")
+    ] = False,
     batch: Annotated[int, typer.Option(min=1, help="Pictures in the network at once.")] = 32,
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="local: this process. ray: the workers of a Ray cluster.")] = "local",
