@@ -124,6 +124,18 @@ def test_an_example_is_forgotten_by_name_or_number_when_its_picture_is_gone(
     assert refused(cli("forget", bank, "cat", "--example", "x.png"), "no example of label 'cat' is called 'x.png'")
     assert refused(cli("forget", bank, "cat", "--example", "²"), "no example of label 'cat' is called '²'")
     assert refused(cli("forget", bank, "cat", "--example", "1", "--image", "x.png"), "is named twice")
+    assert cli("define", bank, "zebra").code == 0
+    assert refused(cli("forget", bank, "zebra", "--example", "1"), "label 'zebra' has no example, there is no number 1")
+    assert refused(cli("forget", bank, "zebra", "--example", "x.png"), "is called 'x.png'; none is known yet")
+
+
+def test_of_many_examples_a_wrong_name_is_told_the_nearest_alone(cli: Cli, bank: Path) -> None:
+    """Complete pictures speak of every label, thousands of them perhaps."""
+    for number in range(30):
+        draw(900 + number, "dog").save(f"IMG_{number}.png")
+    cli("learn", bank, *Path().glob("IMG_*.png"), "--label", "dog", "--complete")
+    assert refused(cli("forget", bank, "cat", "--example", "IMG_7.pgn"), "'IMG_7.pgn'; did you mean 'IMG_7.png' or ")
+    assert refused(cli("forget", bank, "cat", "--example", "x"), " and 12 more")
 
 
 def test_of_two_examples_of_one_name_none_is_forgotten_by_it(cli: Cli, bank: Path) -> None:
@@ -163,6 +175,17 @@ def test_rename_and_merge(cli: Cli, bank: Path) -> None:
     said = cli("rename", bank, "pets", "beasts")
     assert said.out == f"{bank}: 'pets' is called 'beasts' now, with 1 label under it\n"
     assert known(cli, bank) == {"beasts/cat": 4, "sofa": 2}
+
+
+def test_rename_looks_the_new_name_up_in_word_vectors_of_ones_own(cli: Cli, tiny_model: Path) -> None:
+    names = ("dog", "cat", "sofa", "hound")
+    lines = [f"{word} {' '.join(map(str, row))}" for word, row in zip(names, np.eye(4), strict=True)]
+    Path("words.txt").write_text("\n".join(lines) + "\n")
+    options = ("--words", "words.txt")
+    assert cli("define", "own.fewtag", "dog", "--model", tiny_model, *options).code == 0
+    assert refused(cli("rename", "own.fewtag", "dog", "hound"), "which were not named now; name their file")
+    assert cli("rename", "own.fewtag", "dog", "hound", *options).code == 0
+    assert Tagger.load("own.fewtag").definitions_["hound"].words == ("hound",)
 
 
 def test_what_was_done_to_a_bank_is_told_to_machines_too(cli: Cli, bank: Path, tmp_path: Path) -> None:
@@ -206,6 +229,8 @@ def test_a_bank_moves_to_another_model_by_the_copies_it_keeps(cli: Cli, bank: Pa
     assert refused(cli("learn", bank, "examples", "--model", other), "was made with another model 'tiny'")
     said = cli("upgrade", bank, "--model", other)
     assert (said.code, said.out) == (0, f"{bank}: 3 labels, model 'other'\n"), said.err
+    assert ("learning again" in said.err, " 6/6 " in said.err) == (True, True)
+    assert cli("upgrade", bank).err == "", "nothing is to be done"
     tagger = Tagger.load(bank)
     assert (tagger.model.name, dict(tagger.counts_)) == ("other", {"cat": 2, "dog": 2, "sofa": 2, "zebra": 0})
     assert tagger.predict(draw(300, "dog")) == [("dog",)]

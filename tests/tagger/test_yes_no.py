@@ -1,5 +1,6 @@
 """Yes, no and unknown: what a person says of a picture, in which order, and what comes of it."""
 
+import copy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -223,6 +224,19 @@ def test_a_no_is_never_tagged_again_for_that_picture(pets: Tagger, draw: Draw, t
     assert pets.predict_proba([draw(51, "dog")])[0, column] > 0, "another picture is another matter"
     pets.partial_fit([picture], [["dog"]])
     assert "dog" in pets.predict(picture)[0], "until someone says otherwise"
+
+
+def test_a_picture_of_a_label_keeps_it_although_a_copy_of_it_was_refused(pets: Tagger, draw: Draw) -> None:
+    """Of what is said of copies of one picture, in whatever order, that of the most similar one holds."""
+    picture, column = draw(50, "dog"), pets.classes_.index("dog")
+    smaller = picture.resize((picture.width * 3 // 4, picture.height * 3 // 4))
+    yes, no = ([picture], [["dog"]], [[]]), ([smaller], [[]], [["dog"]])
+    for told in ([no, yes], [yes, no]):
+        taught = copy.deepcopy(pets)
+        for images, labels, absent in told:
+            taught.partial_fit(images, labels, absent=absent)
+        assert taught.predict_proba([smaller])[0, column] == 0
+        assert "dog" in taught.predict(picture)[0]
 
 
 def test_a_no_moves_its_label_gently(pets: Tagger, draw: Draw) -> None:

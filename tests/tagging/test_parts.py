@@ -148,8 +148,8 @@ def test_another_command_in_the_same_folder_is_told_what_differs() -> None:
     about = {"fewtag": "1", "bank": "a", "source": ["photos"], "scores": False, "threshold": None, "shard": 64}
     check_same(about, dict(about), "tags")
     with pytest.raises(InputError) as refused:
-        check_same(about, about | {"bank": "b", "scores": True, "threshold": 0.5}, "tags")
+        check_same(about, about | {"bank": "b", "source": ["a", "b"], "scores": True, "threshold": 0.5}, "tags")
     assert str(refused.value) == (
-        "--out tags was begun with another bank, another --scores (false, now true), "
-        "another --threshold (none, now 0.5); name another --out, or delete this one to begin anew"
+        "--out tags was begun with another bank, another source (photos, now a, b), another --scores (false, now "
+        "true), another --threshold (none, now 0.5); name another --out, or delete this one to begin anew"
     )

@@ -160,6 +160,8 @@ def test_the_terminal_and_the_page_have_the_tables_numbers(cli: Cli, bank: Path,
     said = cli("tag", bank, archive, "--json")
     rows = [json.loads(line) for line in said.out.splitlines()]
     assert {row["image"]: row["scores"] for row in rows if "scores" in row} == scores("tags.jsonl")
+    assert "estimating how common each label is" in said.err, "before the first row, which may take a while"
+    assert "estimating" not in cli("tag", bank, archive / "00.png").err
 
 
 @pytest.mark.parametrize("out", [("--out", "tags.jsonl", "--scores"), ("--json",)])

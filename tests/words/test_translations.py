@@ -31,6 +31,7 @@ from fewtag.words.pieces import accented, english, normalise, shipped_pieces, th
             ("montaña", "mountain"),
         ),  # with a letter that English has not, be it "bat" or "montana" without
         *(("livre", "book"), ("Meer", "sea"), ("flor", "flower")),  # no British liver, no American mere, no flour
+        *(("Eiweiß", "egg white"), ("Eiweiss", "egg white"), ("BLUMENSTRAUSS", "bouquet"), ("Busse", "bus")),
         *(("träd", "tree"), ("tråd", "thread"), ("TRÄD", "tree"), ("bro\u0308d", "bread")),  # apart by accents alone
     ],
 )
@@ -45,6 +46,7 @@ def test_a_name_of_another_language_is_read_as_english(name: str, meant: str) ->
         *("colours", "tyres", "theatre", "moustaches", "mice", "rats", "bras"),  # by another spelling or number
         *("kind", "best", "holiday"),  # frequent in English
         *("Rex", "Max", "Bella", "Anna", "Peter"),  # given names
+        *("boss", "Passer", "glass"),  # no German without its ß
         *("", " ", "SKU-4711", "zzqxv", "!?", "|", "~bat", "|dog|", "\n", "a" * 10_000),
     ],
 )

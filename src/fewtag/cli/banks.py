@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -331,6 +332,7 @@ def rename(
     label: Label,
     name: Annotated[str, typer.Argument(metavar="NAME", help="What it shall be called.")],
     merge: Annotated[bool, typer.Option("--merge", help="NAME may be a label already: the two become one.")] = False,
+    words: WordSource = None,
     as_json: AsJson = False,
 ) -> None:
     """Call a label something else, or merge it into another; those under it, such as "birds/heron", go along.
@@ -340,7 +342,7 @@ def rename(
     from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.examples import clean_label
 
-    tagger, new = Tagger.load(bank), clean_label(name)
+    tagger, new = Tagger.load(bank, words=words), clean_label(name)
     try:
         tagger.rename(label, new, merge=merge).save(bank)
     except TakenError as error:
@@ -431,9 +433,13 @@ def upgrade(
 
     Example: fewtag upgrade pets.fewtag --model accurate
     """
+    from fewtag.tagger.bank_file import read_header
     from fewtag.tagger.tagger import Tagger
 
-    tagger = Tagger.load(bank, model=model, words=words, upgrade=True)
+    with Bars() as bars:
+        # no bar if the bank is of this model already
+        begun = cache(lambda: bars.begin("learning again", len(read_header(bank)["examples"])))
+        tagger = Tagger.load(bank, model=model, words=words, upgrade=True, progress=lambda count: begun()(count))
     tagger.save(bank)
     count, name = len(tagger.classes_), tagger.model.name
     tell(bank, f"{plural(count, 'label')}, model {name!r}", {"labels": count, "model": name}, as_json=as_json)

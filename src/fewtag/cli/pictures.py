@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -66,7 +67,9 @@ def tag(
     page: Annotated[
         Path | None, typer.Option(metavar="HTML", help="Also a page to look at (.html): pictures with their tags.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a table that this command did not write.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a table that this command did not write, or was changed since.")
+    ] = False,
     batch: Annotated[int, typer.Option(min=1, help="Pictures in the network at once.")] = 32,
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="local: this process. ray: the workers of a Ray cluster.")] = "local",
@@ -193,20 +196,24 @@ def _to_terminal(
 
     failed = 0
     alone = sources[0] if len(sources) == 1 and is_image_name(sources[0]) and Path(sources[0]).is_file() else None
-    for item, row in tag_rows(bank, sources, options):
-        failed += bool(row.failure)
-        if cards is not None and len(cards) < MOST:
-            cards.append(tagged_card(item, row))
-        if as_json:
-            facts = {"image": row.image, "failure": row.failure} if row.failure else record(row, list(row.scores))
-            print(json.dumps(facts), flush=True)
-        elif row.failure:
-            note(row.failure)
-        else:
-            shown = [name for name in row.scores if name in row.tags] if not options.scores else list(row.scores)
-            ranked = sorted(shown, key=lambda name: -row.scores[name])
-            tags = ", ".join(f"{name} {row.scores[name]:.2f}" for name in ranked) or "–"
-            typer.echo(f"{printable(alone or row.image)}: {printable(tags)}")
+    with ExitStack() as bars:
+        # of the sample alone, and only where there is one: a single picture does not wait for the import of rich
+        rows = tag_rows(bank, sources, options, lambda *task: bars.enter_context(Bars()).begin(*task))
+        for item, row in rows:
+            bars.close()
+            failed += bool(row.failure)
+            if cards is not None and len(cards) < MOST:
+                cards.append(tagged_card(item, row))
+            if as_json:
+                facts = {"image": row.image, "failure": row.failure} if row.failure else record(row, list(row.scores))
+                print(json.dumps(facts), flush=True)
+            elif row.failure:
+                note(row.failure)
+            else:
+                shown = [name for name in row.scores if name in row.tags] if not options.scores else list(row.scores)
+                ranked = sorted(shown, key=lambda name: -row.scores[name])
+                tags = ", ".join(f"{name} {row.scores[name]:.2f}" for name in ranked) or "–"
+                typer.echo(f"{printable(alone or row.image)}: {printable(tags)}")
     return failed
 
 

@@ -303,10 +303,11 @@ class Bank:
         names = [self.examples[key].name for key in every]
         if not isinstance(example, str) or (example.isdecimal() and example not in names):
             if not 1 <= int(example) <= len(keys):
-                raise InputError(f"label {label!r} has examples 1 to {len(keys)}, there is no number {example}")
+                has = f"examples 1 to {len(keys)}" if keys else "no example"
+                raise InputError(f"label {label!r} has {has}, there is no number {example}")
             return [keys[int(example) - 1]]
         if example not in names:
-            raise InputError(f"no example of label {label!r} is called {example!r}; they are {', '.join(names)}")
+            raise InputError(f"no example of label {label!r} is called {example!r}; {nearest(example, names)}")
         found = [key for key, name in zip(every, names, strict=True) if name == example]
         if len(found) > 1:  # of several folders, say
             numbers = [str(number) for number, key in enumerate(keys, 1) if key in found]

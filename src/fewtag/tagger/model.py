@@ -1,5 +1,6 @@
 """The model: network, whitened space, words, strengths and calibration, which stay the same as labels come and go."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -188,6 +189,11 @@ def load_model_of(
     if not model and facts["source"].replace("\\", "/").startswith("//"):
         raise InputError(
             f"bank {path} names a model on another computer, {facts['source']!r}; name its file with `model`"
+        )
+    if not model and facts["source"] not in SHIPPED and not Path(facts["source"]).is_file():
+        raise InputError(
+            f"there is no model {facts['source']!r} any more, with which bank {path} was made; if it has moved: "
+            f"{shlex.join(['fewtag', 'upgrade', str(path), '--model'])} FILE"
         )
     # a path of words that a bank names is never opened: whoever sends a bank could name any file
     absent = facts["words"] if facts["own_words"] and words is None else ""

@@ -98,19 +98,33 @@ class Scorer:
         column_of = {label: column for column, label in enumerate(bank.classes)}
         for row, example in zip(self._absent, refused, strict=True):
             row[[column_of[label] for label in example.absent if label in column_of]] = True
+        self._bank = bank
+        self._shown: dict[int, NDArray[np.float32]] = {}  # by column: the means of a label's examples, once needed
 
     def logits(self, places: Places) -> NDArray[np.float32]:
         """Calibrated log-odds, images × labels."""
         return self.slopes * self.classifiers.logits(places, self._strengths) + self.offsets
 
     def probabilities(self, places: Places) -> NDArray[np.float32]:
-        """images × labels; a person's 'no' to a picture is final, whichever file that picture comes from again"""
+        """images × labels; a person's 'no' to a picture is final, whichever file that picture comes from again, unless
+        a more similar one is said to show the label"""
         chances = sigmoid(self.logits(places))
         if len(self._refused):
-            same = unit(places.mean(axis=1)) @ self._refused.T > SAME
-            for image in np.flatnonzero(same.any(axis=1)):
-                chances[image, self._absent[same[image]].any(axis=0)] = 0
+            means = unit(places.mean(axis=1))
+            alike = means @ self._refused.T
+            for column in np.flatnonzero(self._absent[(alike > SAME).any(axis=0)].any(axis=0)).tolist():
+                refused = alike[:, self._absent[:, column]].max(axis=1)
+                final = (refused > SAME) & (refused >= self._most_alike(column, means))
+                chances[final, column] = 0
         return chances
+
+    def _most_alike(self, column: int, means: NDArray[np.float32]) -> NDArray[np.float32] | float:
+        """How similar each picture is to the most similar one that is said to show a label."""
+        if column not in self._shown:
+            members = self._bank.members[self.labels[column]]
+            self._shown[column] = np.array([self._bank.examples[key].features.pooled.mean for key in members])
+        shown = self._shown[column]
+        return (means @ shown.T).max(axis=1) if len(shown) else 0.0
 
     def tags(self, probabilities: NDArray[np.float32]) -> list[tuple[str, ...]]:
         """For each image the labels over their threshold, likeliest first; ties are sorted by name.
@@ -404,7 +418,13 @@ def warn_of_contradictions(known: Mapping[str, Example], learnt: Mapping[str, Ex
         )
 
 
-def migrated(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.PathLike[str]) -> Bank:
+def migrated(
+    bank: Bank,
+    model: Model,
+    facts: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    progress: Callable[[int], None] | None = None,
+) -> Bank:
     """Migrates a bank to another model by encoding its thumbnails again; `facts` describe its present model."""
     if lacking := sum(not example.picture for example in bank.examples.values()):
         raise InputError(
@@ -432,6 +452,8 @@ def migrated(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.
         pixels = [squash(decode(example.picture, example.name), model.size) for _, example in group]
         for (key, old), places in zip(group, model.encode(pixels), strict=True):
             examples[key] = Example.of(old.annotation, places, old.name, old.picture)
+        if progress is not None:
+            progress(len(group))
     return Bank().learn(definitions, examples, afresh=False)
 
 

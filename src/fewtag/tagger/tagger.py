@@ -390,10 +390,11 @@ class Tagger:
         words: StrPath | None = None,
         device: str = "auto",
         upgrade: bool = False,
+        progress: Progress = None,
     ) -> Self:
         """Load what `save` wrote. `model` is the model's file, if it has moved; `words` is the file of one's own word
         vectors, which only new names need. With `upgrade` a bank of another model is migrated to this one: its
-        examples' small copies go through the network again."""
+        examples' small copies go through the network again, and `progress` is called with the number of those done."""
         header, bank = bank_file.read_bank(Path(path))
         facts = header["model"]
         if not isinstance(model, Model):
@@ -404,7 +405,7 @@ class Tagger:
                     f"bank {path} was made with another model {facts['name']!r} (words {facts['words']!r}, fewtag "
                     f"{header['fewtag']}); move it to this one with `upgrade`, or load it with that one"
                 )
-            bank = stream.migrated(bank, model, facts, path)
+            bank = stream.migrated(bank, model, facts, path, progress)
         # a bank without copies was meant to have none, whoever teaches it further
         keep = not bank.examples or any(each.picture for each in bank.examples.values())
         tagger = cls(model, bank=bank, keep_pictures=keep)

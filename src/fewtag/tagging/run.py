@@ -175,11 +175,11 @@ def _tag_on_ray(
     return ready, allocation.workers
 
 
-def tag_rows(bank: Path, sources: Sequence[str] | Source, options: Options) -> Rows:
+def tag_rows(bank: Path, sources: Sequence[str] | Source, options: Options, begin: Begin = unwatched) -> Rows:
     """Tags pictures without a table, in the memory of a few batches; nothing is written but the cache."""
     tagger = Tagger.load(bank, device=options.device)
     source = sources if isinstance(sources, Source) else open_source(sources)
-    priors = priors_in(source, tagger, options)
+    priors = priors_in(source, tagger, options, begin)
     waiting = deque[Item]()  # holds only items whose rows are not known yet, since those of a table carry their bytes
 
     def items() -> Iterator[Item]:

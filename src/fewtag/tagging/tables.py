@@ -28,7 +28,7 @@ MANIFEST = "_fewtag.json"
 # a part, or a temporary file that a killed process left behind
 _OURS = re.compile(r"part-\d{5,}\.(jsonl|parquet)|(part-\d{5,}\.(jsonl|parquet)|_fewtag\.json)\.[0-9a-f]+\.part")
 _AT_ONCE = 16
-_SHOWN = {"fewtag": "version of fewtag", "bank": "bank", "source": "SOURCE", "scores": "--scores"}
+_SHOWN = {"fewtag": "version of fewtag", "bank": "bank", "source": "source", "scores": "--scores"}
 _SHOWN |= {"threshold": "--threshold", "prior": "--prior", "shard": "--shard"}
 Ending = Literal["jsonl", "parquet"]
 _TABLES = (".csv", ".jsonl", ".parquet")

@@ -280,6 +280,8 @@ def english(label: str) -> str | None:
         keys = []
     else:  # "livre" is a book rather than a British liver; "tyres" are known by no other language as they are
         keys = [word] if names_a_thing(label) else _singulars(word)
+    if len(keys) > 1:  # German in capitals, or of Switzerland: BLUMENSTRAUSS, Eiweiss
+        keys.append(word.replace("ss", "ß"))
     return next(filter(None, map(_meaning, keys)), None)
 
 
