@@ -178,6 +178,35 @@ def test_answers_stay_with_a_picture_that_is_turned(open_studio: Open, album: Pa
     assert {cell.name for cell in studio.search("is:confirmed", stacked=False).pictures} == {turned}
 
 
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_later_word_about_an_edited_picture_is_the_only_one_that_is_learnt(
+    open_studio: Open, album: Path, orientation: int
+) -> None:
+    studio = open_studio(album)
+    names = digests(studio)
+    edited, other, copy = sorted(names)[:3]
+    shutil.copy(album / edited, album / copy)
+    studio.rescan()
+    assert studio.wait(300)
+    studio.teach("dog", [names[edited], names[other]])
+    assert studio.wait(300)
+    picture = Image.open(album / edited)
+    picture.getexif()[0x112] = orientation
+    for name in (edited, copy):
+        picture.save(album / name, exif=picture.getexif())
+        studio.rescan()
+        assert studio.wait(300)
+    now = digests(studio)[edited]
+    assert now != names[edited]
+    assert studio.label("dog").examples == 2
+    assert {each.digest for each in studio.review("dog").examples} == {now, names[other]}
+    studio.answer([say(now, "dog", "no")])
+    assert (studio.label("dog").examples, studio.label("dog").absent) == (1, 1)
+    studio.answer([say(now, "dog", "unknown")])  # as an example is taken out
+    assert (studio.label("dog").examples, studio.label("dog").absent) == (1, 0)
+    assert [each.digest for each in studio.review("dog").examples] == [names[other]]
+
+
 def test_a_folder_that_is_gone_keeps_its_pictures_and_answers(open_studio: Open, album: Path, tmp_path: Path) -> None:
     studio = open_studio(album, cache=tmp_path / "cache")
     picture = next(iter(digests(studio).values()))

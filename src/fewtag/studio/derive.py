@@ -12,7 +12,7 @@ from fewtag.errors import InputError, UnknownWordError
 from fewtag.files import digest, locked
 from fewtag.pictures.decode import decode, pixel_digest, squash, thumbnail
 from fewtag.studio.library import Library
-from fewtag.studio.log import Fold, Label
+from fewtag.studio.log import Fold, Label, Said
 from fewtag.studio.project import BANK, ExampleRow, Project
 from fewtag.studio.values import PAGE, UNTAUGHT
 from fewtag.tagger.bank import Annotation, Bank, Definition, Example, FitSet, Quantised, by_name, define
@@ -136,7 +136,8 @@ class Deriver:
 
     def picture_of(self, fold: Fold) -> dict[str, str]:
         """The answered pictures, by the bank's keys."""
-        pictures = {picture for label in fold.labels for picture in fold.latest[label]}
+        latest = [fold.latest[label] for label in fold.labels]
+        pictures = {picture for each in latest for picture, said in each.items() if not said.former}
         return {self._key(picture): picture for picture in sorted(pictures, reverse=True)}
 
     def _key(self, picture: str) -> str:
@@ -231,13 +232,18 @@ class Deriver:
         }
 
 
+def is_taught(said: Said) -> bool:
+    """Whether an answer is learnt from."""
+    return said.answer != "unknown" and said.source not in UNTAUGHT and not said.former
+
+
 def told_in(fold: Fold) -> dict[str, Annotation]:
     """What is said about each picture by yes and no, without the answers from which nothing is to be learnt."""
     shown: dict[str, set[str]] = {}
     absent: dict[str, set[str]] = {}
     for label in fold.labels.values():
         for picture, said in fold.latest[label.id].items():
-            if said.source not in UNTAUGHT and said.answer != "unknown":
+            if is_taught(said):
                 (shown if said.answer == "yes" else absent).setdefault(picture, set()).add(label.name)
     return {
         picture: Annotation(frozenset(shown.get(picture, ())), frozenset(absent.get(picture, ())))
