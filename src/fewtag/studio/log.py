@@ -94,7 +94,7 @@ class Fold:
 
     def _merge(self, label: int, other: int) -> None:
         into = self.resolve(other)
-        if label not in self.labels or into not in self.labels:
+        if label not in self.labels or into not in self.labels or label == into:  # each was merged into the other
             return
         self.merged[label] = into
         del self.labels[label]
