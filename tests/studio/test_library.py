@@ -207,6 +207,27 @@ def test_a_later_word_about_an_edited_picture_is_the_only_one_that_is_learnt(
     assert [each.digest for each in studio.review("dog").examples] == [names[other]]
 
 
+def test_an_example_whose_file_is_gone_is_still_seen(open_studio: Open, album: Path) -> None:
+    studio = open_studio(album)
+    names = digests(studio)
+    gone, other = sorted(names)[:2]
+    studio.teach("dog", [names[gone], names[other]])
+    assert studio.wait(300)
+    (album / gone).unlink()
+    studio.rescan()
+    assert studio.wait(300)
+    before = studio.review("dog")
+    assert before.answered.yes == 1, "of the pictures that are there"
+    studio.close()
+    studio = open_studio(album)
+    after = studio.review("dog")
+    assert (after.examples, after.answered) == (before.examples, before.answered)
+    assert {each.digest for each in after.examples} == {names[gone], names[other]}
+    assert Image.open(io.BytesIO(studio.thumbnail(names[gone]))).size == (48, 40)
+    with pytest.raises(MissingError):
+        studio.thumbnail(names[gone], 1024)
+
+
 def test_a_folder_that_is_gone_keeps_its_pictures_and_answers(open_studio: Open, album: Path, tmp_path: Path) -> None:
     studio = open_studio(album, cache=tmp_path / "cache")
     picture = next(iter(digests(studio).values()))
