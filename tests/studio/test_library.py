@@ -272,6 +272,17 @@ def test_a_folder_that_was_renamed_leaves_nothing_behind(open_studio: Open, albu
     old = [path for path in studio.library.files if not Path(path).is_relative_to(tmp_path / "renamed")]
     assert [Path(path).name for path in old] == ["broken.jpg"], "nobody can tell whether that one moved"
     assert studio.search("is:confirmed").total == 1
+    assert "is not there" in studio.overview().notice
+
+
+def test_a_folder_whose_pictures_are_all_elsewhere_is_not_missed(
+    open_studio: Open, album: Path, tmp_path: Path
+) -> None:
+    (album / "broken.jpg").unlink()
+    open_studio(album).close()
+    album.rename(tmp_path / "renamed")
+    studio = open_studio(tmp_path / "renamed")
+    assert (len(digests(studio)), studio.overview().notice) == (120, "")
 
 
 @pytest.mark.parametrize("project", ["album/project", "album"])

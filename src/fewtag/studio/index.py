@@ -228,10 +228,11 @@ class Indexer:
             self.project.record(gone=vanished)
             self.library.set_files([], vanished)
         self.found = len(self.library.files)
+        missed = next((file.folder for file in self.library.files.values() if file.folder in gone_folders), None)
         self.notice = (
-            f"the picture folder {gone_folders[0]} is not there; its answers are kept, plug it in or mount it to see "
-            "its pictures again"
-            if gone_folders
+            f"the picture folder {missed} is not there; its answers are kept, plug it in or mount it to see its "
+            "pictures again"
+            if missed
             else ""
         )
 
