@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -205,6 +206,27 @@ def test_a_later_word_about_an_edited_picture_is_the_only_one_that_is_learnt(
     studio.answer([say(now, "dog", "unknown")])  # as an example is taken out
     assert (studio.label("dog").examples, studio.label("dog").absent) == (1, 0)
     assert [each.digest for each in studio.review("dog").examples] == [names[other]]
+
+
+def test_what_could_not_go_on_to_an_edited_file_does_at_the_next_scan(
+    open_studio: Open, album: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    studio = open_studio(album)
+    name, digest = min(digests(studio).items())
+    studio.teach("dog", [digest])
+    assert studio.wait(300)
+    picture = Image.open(album / name)
+    picture.load()
+    picture.save(album / name, compress_level=1)  # other bytes, the same pixels
+    with monkeypatch.context() as patched:
+        patched.setattr(studio.project, "change", Mock(side_effect=InputError("the disk is full")))
+        studio.rescan()
+        assert studio.wait(300)
+    assert studio.overview().notice == "the disk is full"
+    studio.close()
+    studio = open_studio(album)
+    assert digests(studio)[name] != digest
+    assert [cell.name for cell in studio.search("is:confirmed", stacked=False).pictures] == [name]
 
 
 def test_an_example_whose_file_is_gone_is_still_seen(open_studio: Open, album: Path) -> None:

@@ -66,7 +66,7 @@ class Indexer:
         model: Model,
         cache: Path,
         tell: Callable[[], None],
-        edited: Callable[[str, str], None],
+        edited: Callable[[str, FileRow], None],
     ) -> None:
         self.project, self.library, self.model = project, library, model
         self.folders = project.folders()
@@ -293,7 +293,7 @@ class Indexer:
         places = places_of(self.model, reads, self.places) if reads else None
         small = {bytes.fromhex(row.digest): each.thumbnail for row, each in news.items() if each.thumbnail}
         self.thumbnails[SIZES[0]].put_bytes(small)
-        self.project.record(list(news), files)
+        self.project.record(list(news))
         if places is not None:
             half = places.astype(np.float16)  # as they are stored, so that a later start has the same numbers
             means = unit(half.astype(np.float32).mean(axis=1))
@@ -302,6 +302,7 @@ class Indexer:
         for file in files:
             before = self.library.files.get(file.path)
             if before is not None and before.digest and file.digest and before.digest != file.digest:
-                self._edited(before.digest, file.digest)
+                self._edited(before.digest, file)
+        self.project.record(files=files)  # only now: if answers could not be carried over, the next scan tries again
         self.library.set_files(files)
         self._tell()
