@@ -202,9 +202,10 @@ class Deriver:
         self._written = state
         return True
 
-    def unknown_to(self, fold: Fold) -> int:
-        """How many examples of the bank on disk have no answers in the project: answers that it has lost."""
-        known = {key for picture in told_in(fold) for key in (provisional_key(picture), self._keys.get(picture))}
+    def lost(self) -> int:
+        """How many examples of the bank on disk no change of the log is about: answers that it has lost."""
+        told = {said.picture for change in self.project.log.changes.values() for said in change.answers}
+        known = {key for picture in told for key in (provisional_key(picture), self._keys.get(picture))}
         return sum(key not in known for key in self._on_disk())
 
     def differs(self, bank: Bank) -> str:

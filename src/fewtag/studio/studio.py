@@ -97,7 +97,7 @@ class Studio:
         return studio
 
     def _begin(self, *, index: bool) -> None:
-        lost = self.deriver.unknown_to(self._fold)
+        lost = self.deriver.lost()
         if lost and self.deriver.path.exists():
             aside = self.deriver.path.with_name(f"bank.{time.strftime('%Y-%m-%d-%H%M%S')}.fewtag")
             shutil.copy(self.deriver.path, aside)
