@@ -208,6 +208,26 @@ def test_a_later_word_about_an_edited_picture_is_the_only_one_that_is_learnt(
     assert [each.digest for each in studio.review("dog").examples] == [names[other]]
 
 
+def test_answers_follow_a_picture_that_is_moved_and_given_tags_at_once(open_studio: Open, album: Path) -> None:
+    studio = open_studio(album)
+    names = digests(studio)
+    moved, copied, other = sorted(names)[:3]
+    studio.teach("dog", [names[moved], names[copied]])
+    assert studio.wait(300)
+    studio.close()
+    for name in (moved, copied):
+        picture = Image.open(album / name)
+        picture.load()
+        picture.save(album / f"moved {Path(name).name}", compress_level=1)  # other bytes, the same pixels
+    (album / moved).unlink()
+    draw(900, "dog").save(album / "new.png")
+    (album / other).unlink()
+    studio = open_studio(album)
+    confirmed = {cell.name for cell in studio.search("is:confirmed", stacked=False).pictures}
+    assert confirmed == {f"moved {Path(moved).name}", copied}
+    assert studio.label("dog").examples == 2
+
+
 def test_what_could_not_go_on_to_an_edited_file_does_at_the_next_scan(
     open_studio: Open, album: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

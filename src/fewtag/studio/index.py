@@ -22,7 +22,7 @@ from fewtag.studio.first_page import thumbnails
 from fewtag.studio.library import Library
 from fewtag.studio.project import DELIVERIES, FileRow, PictureRow, Project
 from fewtag.tagger.model import Model
-from fewtag.tagger.stream import BATCH, Read, cached_places, places_of
+from fewtag.tagger.stream import BATCH, SAME, Read, cached_places, places_of
 
 SIZES = (256, 1024)
 """Sizes of thumbnails in pixels: for a cell, and for a picture."""
@@ -225,6 +225,7 @@ class Indexer:
         ]
         # last, so that a moved file is found under its new path first and is never missing
         if vanished and not self._stop.is_set():
+            self._follow(vanished)
             self.project.record(gone=vanished)
             self.library.set_files([], vanished)
         self.found = len(self.library.files)
@@ -235,6 +236,20 @@ class Indexer:
             if missed
             else ""
         )
+
+    def _follow(self, vanished: Sequence[str]) -> None:
+        """Has answers carried over from files that were moved and edited at once, to those that look the same now."""
+        library = self.library
+        gone = {*vanished}
+        answered = {picture for pictures in self.project.fold.latest.values() for picture in pictures}
+        for digest in dict.fromkeys(library.files[path].digest for path in vanished):
+            row = library.row_of.get(str(digest)) if digest in answered else None
+            if digest is None or row is None or any(file.path not in gone for file in library.files_of[digest]):
+                continue
+            alike = np.flatnonzero(library.features.means @ library.features.means[row] > SAME).tolist()
+            for other in {library.digests[each] for each in alike} - answered:
+                if files := [file for file in library.files_of.get(other, ()) if file.path not in gone]:
+                    self._edited(digest, files[0])
 
     def _deliveries_in(self, folder: str) -> str:
         """The prefix of the project's own deliveries below a picture folder, whose copies are not indexed."""
