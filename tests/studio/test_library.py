@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -178,6 +179,97 @@ def test_answers_stay_with_a_picture_that_is_turned(open_studio: Open, album: Pa
     assert {cell.name for cell in studio.search("is:confirmed", stacked=False).pictures} == {turned}
 
 
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_later_word_about_an_edited_picture_is_the_only_one_that_is_learnt(
+    open_studio: Open, album: Path, orientation: int
+) -> None:
+    studio = open_studio(album)
+    names = digests(studio)
+    edited, other, copy = sorted(names)[:3]
+    shutil.copy(album / edited, album / copy)
+    studio.rescan()
+    assert studio.wait(300)
+    studio.teach("dog", [names[edited], names[other]])
+    assert studio.wait(300)
+    picture = Image.open(album / edited)
+    picture.getexif()[0x112] = orientation
+    for name in (edited, copy):
+        picture.save(album / name, exif=picture.getexif())
+        studio.rescan()
+        assert studio.wait(300)
+    now = digests(studio)[edited]
+    assert now != names[edited]
+    assert studio.label("dog").examples == 2
+    assert {each.digest for each in studio.review("dog").examples} == {now, names[other]}
+    studio.answer([say(now, "dog", "no")])
+    assert (studio.label("dog").examples, studio.label("dog").absent) == (1, 1)
+    studio.answer([say(now, "dog", "unknown")])  # as an example is taken out
+    assert (studio.label("dog").examples, studio.label("dog").absent) == (1, 0)
+    assert [each.digest for each in studio.review("dog").examples] == [names[other]]
+
+
+def test_answers_follow_a_picture_that_is_moved_and_given_tags_at_once(open_studio: Open, album: Path) -> None:
+    studio = open_studio(album)
+    names = digests(studio)
+    moved, copied, other = sorted(names)[:3]
+    studio.teach("dog", [names[moved], names[copied]])
+    assert studio.wait(300)
+    studio.close()
+    for name in (moved, copied):
+        picture = Image.open(album / name)
+        picture.load()
+        picture.save(album / f"moved {Path(name).name}", compress_level=1)  # other bytes, the same pixels
+    (album / moved).unlink()
+    draw(900, "dog").save(album / "new.png")
+    (album / other).unlink()
+    studio = open_studio(album)
+    confirmed = {cell.name for cell in studio.search("is:confirmed", stacked=False).pictures}
+    assert confirmed == {f"moved {Path(moved).name}", copied}
+    assert studio.label("dog").examples == 2
+
+
+def test_what_could_not_go_on_to_an_edited_file_does_at_the_next_scan(
+    open_studio: Open, album: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    studio = open_studio(album)
+    name, digest = min(digests(studio).items())
+    studio.teach("dog", [digest])
+    assert studio.wait(300)
+    picture = Image.open(album / name)
+    picture.load()
+    picture.save(album / name, compress_level=1)  # other bytes, the same pixels
+    with monkeypatch.context() as patched:
+        patched.setattr(studio.project, "change", Mock(side_effect=InputError("the disk is full")))
+        studio.rescan()
+        assert studio.wait(300)
+    assert studio.overview().notice == "the disk is full"
+    studio.close()
+    studio = open_studio(album)
+    assert digests(studio)[name] != digest
+    assert [cell.name for cell in studio.search("is:confirmed", stacked=False).pictures] == [name]
+
+
+def test_an_example_whose_file_is_gone_is_still_seen(open_studio: Open, album: Path) -> None:
+    studio = open_studio(album)
+    names = digests(studio)
+    gone, other = sorted(names)[:2]
+    studio.teach("dog", [names[gone], names[other]])
+    assert studio.wait(300)
+    (album / gone).unlink()
+    studio.rescan()
+    assert studio.wait(300)
+    before = studio.review("dog")
+    assert before.answered.yes == 1, "of the pictures that are there"
+    studio.close()
+    studio = open_studio(album)
+    after = studio.review("dog")
+    assert (after.examples, after.answered) == (before.examples, before.answered)
+    assert {each.digest for each in after.examples} == {names[gone], names[other]}
+    assert Image.open(io.BytesIO(studio.thumbnail(names[gone]))).size == (48, 40)
+    with pytest.raises(MissingError):
+        studio.thumbnail(names[gone], 1024)
+
+
 def test_a_folder_that_is_gone_keeps_its_pictures_and_answers(open_studio: Open, album: Path, tmp_path: Path) -> None:
     studio = open_studio(album, cache=tmp_path / "cache")
     picture = next(iter(digests(studio).values()))
@@ -222,6 +314,17 @@ def test_a_folder_that_was_renamed_leaves_nothing_behind(open_studio: Open, albu
     old = [path for path in studio.library.files if not Path(path).is_relative_to(tmp_path / "renamed")]
     assert [Path(path).name for path in old] == ["broken.jpg"], "nobody can tell whether that one moved"
     assert studio.search("is:confirmed").total == 1
+    assert "is not there" in studio.overview().notice
+
+
+def test_a_folder_whose_pictures_are_all_elsewhere_is_not_missed(
+    open_studio: Open, album: Path, tmp_path: Path
+) -> None:
+    (album / "broken.jpg").unlink()
+    open_studio(album).close()
+    album.rename(tmp_path / "renamed")
+    studio = open_studio(tmp_path / "renamed")
+    assert (len(digests(studio)), studio.overview().notice) == (120, "")
 
 
 @pytest.mark.parametrize("project", ["album/project", "album"])

@@ -137,6 +137,16 @@ def test_merged_labels_show_what_either_showed_and_part_again(project: Project) 
     assert state(project.fold) == {"heron": {"p": "yes", "q": "no"}, "egret": {"p": "no"}}
 
 
+def test_labels_that_were_each_merged_into_the_other_are_one(project: Project) -> None:
+    heron, egret = define(project, "heron"), define(project, "egret")
+    undo = project.undo(project.change("merge", {"label": heron, "into": egret}).n)
+    project.change("merge", {"label": egret, "into": heron})
+    project.undo(undo.n)  # the "Redo" that another page still offers
+    assert [label.name for label in project.fold.labels.values()] == ["egret"]
+    say(project, "p", heron, "yes")
+    assert project.fold.latest[egret]["p"].answer == "yes"
+
+
 def test_an_answer_to_a_label_that_was_merged_counts_for_the_other(project: Project) -> None:
     heron, egret = define(project, "heron"), define(project, "egret")
     merge = project.change("merge", {"label": heron, "into": egret})

@@ -70,6 +70,15 @@ def test_the_longest_name_wins_and_a_path_means_all_below_it() -> None:
     assert [part.names for part in parse("birds -egret", LABELS)] == [("birds/egret", "birds/heron"), ("birds/egret",)]
 
 
+def test_a_labels_whole_name_means_it_alone() -> None:
+    labels = ["birds", "birds/heron", "heron", "pets/dog", "zoo/dog"]
+    assert [part.names for part in parse("Birds -heron", labels)] == [("birds",), ("heron",)]
+    assert [part.names for part in parse("dog label:birds/heron", labels)] == [
+        ("pets/dog", "zoo/dog"),
+        ("birds/heron",),
+    ]
+
+
 @pytest.mark.parametrize(
     ("query", "value"),
     [("after:2024", "2024-01-01"), ("before:2024-5", "2024-05-01"), ("after:2024-02-29", "2024-02-29")],

@@ -405,6 +405,19 @@ def test_examples_that_the_project_has_lost_are_set_aside(open_studio: Open, dra
     assert bank in [path.read_bytes() for path in again.folder.glob("bank.*.fewtag")]
 
 
+def test_an_example_that_was_taken_back_just_before_a_kill_is_not_missed(open_studio: Open, drawn_album: Path) -> None:
+    studio = open_studio(drawn_album)
+    studio.teach("dog", list(digests(studio).values())[:1])
+    assert studio.wait(300)
+    bank = (studio.folder / "bank.fewtag").read_bytes()
+    studio.undo()
+    studio.close()
+    (studio.folder / "bank.fewtag").write_bytes(bank)  # as if it had not been written any more
+    again = open_studio(drawn_album)
+    assert again.overview().notice == ""
+    assert not [*again.folder.glob("bank.*.fewtag")]
+
+
 @pytest.mark.slow
 def test_two_threads_that_answer_lose_nothing(studio: Studio) -> None:
     studio.define("dog")

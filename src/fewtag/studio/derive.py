@@ -12,7 +12,7 @@ from fewtag.errors import InputError, UnknownWordError
 from fewtag.files import digest, locked
 from fewtag.pictures.decode import decode, pixel_digest, squash, thumbnail
 from fewtag.studio.library import Library
-from fewtag.studio.log import Fold, Label
+from fewtag.studio.log import Fold, Label, Said
 from fewtag.studio.project import BANK, ExampleRow, Project
 from fewtag.studio.values import PAGE, UNTAUGHT
 from fewtag.tagger.bank import Annotation, Bank, Definition, Example, FitSet, Quantised, by_name, define
@@ -136,7 +136,8 @@ class Deriver:
 
     def picture_of(self, fold: Fold) -> dict[str, str]:
         """The answered pictures, by the bank's keys."""
-        pictures = {picture for label in fold.labels for picture in fold.latest[label]}
+        latest = [fold.latest[label] for label in fold.labels]
+        pictures = {picture for each in latest for picture, said in each.items() if not said.former}
         return {self._key(picture): picture for picture in sorted(pictures, reverse=True)}
 
     def _key(self, picture: str) -> str:
@@ -201,9 +202,10 @@ class Deriver:
         self._written = state
         return True
 
-    def unknown_to(self, fold: Fold) -> int:
-        """How many examples of the bank on disk have no answers in the project: answers that it has lost."""
-        known = {key for picture in told_in(fold) for key in (provisional_key(picture), self._keys.get(picture))}
+    def lost(self) -> int:
+        """How many examples of the bank on disk no change of the log is about: answers that it has lost."""
+        told = {said.picture for change in self.project.log.changes.values() for said in change.answers}
+        known = {key for picture in told for key in (provisional_key(picture), self._keys.get(picture))}
         return sum(key not in known for key in self._on_disk())
 
     def differs(self, bank: Bank) -> str:
@@ -231,13 +233,18 @@ class Deriver:
         }
 
 
+def is_taught(said: Said) -> bool:
+    """Whether an answer is learnt from."""
+    return said.answer != "unknown" and said.source not in UNTAUGHT and not said.former
+
+
 def told_in(fold: Fold) -> dict[str, Annotation]:
     """What is said about each picture by yes and no, without the answers from which nothing is to be learnt."""
     shown: dict[str, set[str]] = {}
     absent: dict[str, set[str]] = {}
     for label in fold.labels.values():
         for picture, said in fold.latest[label.id].items():
-            if said.source not in UNTAUGHT and said.answer != "unknown":
+            if is_taught(said):
                 (shown if said.answer == "yes" else absent).setdefault(picture, set()).add(label.name)
     return {
         picture: Annotation(frozenset(shown.get(picture, ())), frozenset(absent.get(picture, ())))

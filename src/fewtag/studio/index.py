@@ -22,7 +22,7 @@ from fewtag.studio.first_page import thumbnails
 from fewtag.studio.library import Library
 from fewtag.studio.project import DELIVERIES, FileRow, PictureRow, Project
 from fewtag.tagger.model import Model
-from fewtag.tagger.stream import BATCH, Read, cached_places, places_of
+from fewtag.tagger.stream import BATCH, SAME, Read, cached_places, places_of
 
 SIZES = (256, 1024)
 """Sizes of thumbnails in pixels: for a cell, and for a picture."""
@@ -66,7 +66,7 @@ class Indexer:
         model: Model,
         cache: Path,
         tell: Callable[[], None],
-        edited: Callable[[str, str], None],
+        edited: Callable[[str, FileRow], None],
     ) -> None:
         self.project, self.library, self.model = project, library, model
         self.folders = project.folders()
@@ -126,6 +126,8 @@ class Indexer:
         """A thumbnail in WebP, made from the pixels, and kept in the cache."""
         if size not in SIZES:
             raise InputError(f"there is no thumbnail of {size} pixels; ask for 256 or 1024")
+        if digest not in self.library.row_of and size == SIZES[0] and (known := self.project.any_example(digest)):
+            return known.small  # an example whose file is gone
         self.library.row(digest)
         key, kept = bytes.fromhex(digest), self.thumbnails[size]
         content = kept.get_bytes([key]).get(key)
@@ -223,15 +225,31 @@ class Indexer:
         ]
         # last, so that a moved file is found under its new path first and is never missing
         if vanished and not self._stop.is_set():
+            self._follow(vanished)
             self.project.record(gone=vanished)
             self.library.set_files([], vanished)
         self.found = len(self.library.files)
+        missed = next((file.folder for file in self.library.files.values() if file.folder in gone_folders), None)
         self.notice = (
-            f"the picture folder {gone_folders[0]} is not there; its answers are kept, plug it in or mount it to see "
-            "its pictures again"
-            if gone_folders
+            f"the picture folder {missed} is not there; its answers are kept, plug it in or mount it to see its "
+            "pictures again"
+            if missed
             else ""
         )
+
+    def _follow(self, vanished: Sequence[str]) -> None:
+        """Has answers carried over from files that were moved and edited at once, to those that look the same now."""
+        library = self.library
+        gone = {*vanished}
+        answered = {picture for pictures in self.project.fold.latest.values() for picture in pictures}
+        for digest in dict.fromkeys(library.files[path].digest for path in vanished):
+            row = library.row_of.get(str(digest)) if digest in answered else None
+            if digest is None or row is None or any(file.path not in gone for file in library.files_of[digest]):
+                continue
+            alike = np.flatnonzero(library.features.means @ library.features.means[row] > SAME).tolist()
+            for other in {library.digests[each] for each in alike} - answered:
+                if files := [file for file in library.files_of.get(other, ()) if file.path not in gone]:
+                    self._edited(digest, files[0])
 
     def _deliveries_in(self, folder: str) -> str:
         """The prefix of the project's own deliveries below a picture folder, whose copies are not indexed."""
@@ -290,7 +308,7 @@ class Indexer:
         places = places_of(self.model, reads, self.places) if reads else None
         small = {bytes.fromhex(row.digest): each.thumbnail for row, each in news.items() if each.thumbnail}
         self.thumbnails[SIZES[0]].put_bytes(small)
-        self.project.record(list(news), files)
+        self.project.record(list(news))
         if places is not None:
             half = places.astype(np.float16)  # as they are stored, so that a later start has the same numbers
             means = unit(half.astype(np.float32).mean(axis=1))
@@ -299,6 +317,7 @@ class Indexer:
         for file in files:
             before = self.library.files.get(file.path)
             if before is not None and before.digest and file.digest and before.digest != file.digest:
-                self._edited(before.digest, file.digest)
+                self._edited(before.digest, file)
+        self.project.record(files=files)  # only now: if answers could not be carried over, the next scan tries again
         self.library.set_files(files)
         self._tell()

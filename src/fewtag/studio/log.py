@@ -23,6 +23,8 @@ class Said(NamedTuple):
     """The label's number; 0 for the label that the same change defines, until it has one."""
     answer: Verdict
     source: str
+    former: bool = False
+    """Whether it went on to an edited file: it stays a fact about this picture, but is learnt from that one alone."""
 
 
 class Label(NamedTuple):
@@ -81,14 +83,18 @@ class Fold:
             del self.labels[label.id]
         for said in change.answers:
             latest = self.latest.setdefault(self.resolve(said.label), {})
-            # to an edited file goes what still stands of the one before
-            before = latest.get(facts["from"]) if kind == "carry" else said
-            if before is not None:
+            if kind != "carry":
+                latest[said.picture] = said
+                continue
+            # to an edited file goes what still stands of the one before, unless that was so for another copy of it
+            before = latest.get(facts["from"])
+            if before is not None and not (before.former and said.picture in latest):
                 latest[said.picture] = said._replace(answer=before.answer, source=before.source)
+                latest[facts["from"]] = before._replace(former=True)
 
     def _merge(self, label: int, other: int) -> None:
         into = self.resolve(other)
-        if label not in self.labels or into not in self.labels:
+        if label not in self.labels or into not in self.labels or label == into:  # each was merged into the other
             return
         self.merged[label] = into
         del self.labels[label]

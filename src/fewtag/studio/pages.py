@@ -13,13 +13,13 @@ from fewtag.core.posterior import Fitted, Pictures, prototype_classifier
 from fewtag.errors import InputError
 from fewtag.studio import review as reviewing
 from fewtag.studio import values
-from fewtag.studio.derive import word_of
+from fewtag.studio.derive import is_taught, word_of
 from fewtag.studio.heat import Heat
 from fewtag.studio.library import Rows, box_prototype
 from fewtag.studio.log import Label
 from fewtag.studio.ranking import Ranking, Scored
 from fewtag.studio.search import Part, parse
-from fewtag.studio.values import AUDIT, MOST_AT_ONCE, UNTAUGHT
+from fewtag.studio.values import AUDIT, MOST_AT_ONCE
 from fewtag.tagger.bank import Bank
 from fewtag.tagger.stream import DIGITS
 
@@ -331,7 +331,7 @@ class Pages:
     def _examples_of(self, label: Label, worked_out: Mapping[str, float]) -> tuple[values.Influence, ...]:
         """The examples that show the label, the latest first, each with its influence if that has been computed."""
         said = self._ranking.fold.about(label.id)
-        shown = [picture for picture, each in said.items() if each.answer == "yes" and each.source not in UNTAUGHT]
+        shown = [picture for picture, each in said.items() if each.answer == "yes" and is_taught(each)]
         return tuple(values.Influence(each, worked_out.get(each)) for each in reversed(shown[-48:]))
 
     def _mistaken_for(self, label: Label) -> tuple[values.MistakenFor, ...]:

@@ -255,7 +255,7 @@ class Project:
                 rows = tuple(each._replace(label=each.label or n) for each in answers)
                 connection.executemany(
                     "INSERT INTO answer (id, picture, label, answer, source, change) VALUES (?, ?, ?, ?, ?, ?)",
-                    [(*row, n) for row in rows],
+                    [(row.id, row.picture, row.label, row.answer, row.source, n) for row in rows],
                 )
             change = Change(n, op, kind, json.loads(text), undoes, rows)
             self.log.add(change)

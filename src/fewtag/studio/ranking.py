@@ -266,11 +266,11 @@ class Ranking:
         scored = scored or self.scores.kept.get(label.name)
         count = len(self.library) if scored is None else len(scored.logits)
         verdicts, audited = np.zeros(count, np.int8), np.zeros(count, np.bool_)
+        alive = self.library.alive[:count].copy()
         for picture, said in self.fold.about(label.id).items():
             row = self.library.row_of.get(picture, count)
-            if row < count:
+            if row < count and alive[row]:
                 verdicts[row], audited[row] = _CODES[said.answer], said.source == AUDIT
-        alive = self.library.alive[:count].copy()
         if scored is None:
             nothing = np.zeros(count, np.float32)
             return reviewing.Ground(nothing, verdicts, audited, np.zeros(count, np.bool_), alive, 0.5, nothing)

@@ -2,9 +2,9 @@
 
     heron -boat is:unsure folder:2024 name:img_12 after:2024-05 label:"teddy bear" any other word
 
-Words that together are a label's name, or the last part of its path, mean that label, and the longest name wins; the
-words between them are looked up as one phrase. Whatever a person types is accepted, except an invalid date and a state
-that does not exist.
+Words that together are a label's name mean that label; those that are the last part of paths, or a path above labels,
+mean all of these. The longest name wins, and the words between them are looked up as one phrase. Whatever a person
+types is accepted, except an invalid date and a state that does not exist.
 """
 
 import re
@@ -61,13 +61,15 @@ def parse(query: str, labels: Iterable[str]) -> list[Part]:
 
 
 def _by_name(labels: Iterable[str]) -> Names:
-    """Labels by their whole path, by each path above them and by their last part, sorted."""
-    found: dict[str, dict[str, None]] = {}
+    """Labels by their whole path, else by each path above them and by their last part, sorted."""
+    own: dict[str, dict[str, None]] = {}
+    others: dict[str, dict[str, None]] = {}
     for label in sorted(labels):
         *above, last = [part.strip() for part in label.split("/")]
-        for name in (label, last, *("/".join(above[:depth]) for depth in range(1, len(above) + 1))):
-            found.setdefault(_folded(name), {})[label] = None
-    return {name: tuple(some) for name, some in found.items()}
+        own.setdefault(_folded(label), {})[label] = None
+        for name in (last, *("/".join(above[:depth]) for depth in range(1, len(above) + 1))):
+            others.setdefault(_folded(name), {})[label] = None
+    return {name: tuple(some) for name, some in (others | own).items()}
 
 
 def _folded(name: str) -> str:

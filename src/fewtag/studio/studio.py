@@ -97,7 +97,7 @@ class Studio:
         return studio
 
     def _begin(self, *, index: bool) -> None:
-        lost = self.deriver.unknown_to(self._fold)
+        lost = self.deriver.lost()
         if lost and self.deriver.path.exists():
             aside = self.deriver.path.with_name(f"bank.{time.strftime('%Y-%m-%d-%H%M%S')}.fewtag")
             shutil.copy(self.deriver.path, aside)
@@ -183,15 +183,13 @@ class Studio:
         self.background.changed()
         return change
 
-    def _carry(self, old: str, new: str) -> None:
+    def _carry(self, old: str, file: FileRow) -> None:
         """Carries answers over to an edited file whose pixels have not changed, or were turned."""
-        row = self.project.any_example(old) if self._about(old) else None
+        new, row = str(file.digest), self.project.any_example(old) if self._about(old) else None
         if row is None:
             return
-        # from the project, since the library gets the file only after this
-        files = [file for file in self.project.files() if file.digest == new]
         try:
-            image = decode(self.indexer.read(new, files), new)
+            image = decode(self.indexer.read(new, [file]), new)
         except InputError:
             return
         turned = (image.transpose(each) for each in (Transpose.ROTATE_90, Transpose.ROTATE_270, Transpose.ROTATE_180))

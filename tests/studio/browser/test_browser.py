@@ -391,6 +391,10 @@ def test_a_telephone_is_wide_enough(opened: Opened) -> None:
     page.get_by_role("button", name="Heat-map").click()
     expect(page.get_by_role("img", name="Where dog is seen")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.set_viewport_size({"width": 320, "height": 568})
+    edge = page.get_by_role("button", name="Like this").bounding_box()
+    assert edge is not None
+    assert edge["x"] + edge["width"] <= 320
 
 
 def test_a_name_without_a_space_is_not_wider_than_a_telephone(opened: Opened) -> None:
