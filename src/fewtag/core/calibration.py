@@ -32,11 +32,11 @@ STEEPER = (1, 5), (1.2, 1.0)
 PLAIN = 6.0
 """Change of the logarithm of that factor per unit of coherence above the model's. Chosen on the validation labels."""
 
-ALONE, MANY = 0.32, 20
+ALONE, MANY = 0.4, 20
 """Increase of the log-odds of a label that is known by its name alone, per log(1 + weight of its 'no's) beyond so many.
 
 Without it such a label would be given far too seldom in a bank of hundreds of complete pictures. Chosen on the
-validation labels."""
+validation labels, of both models."""
 
 
 @dataclass(frozen=True)
