@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from fewtag import InputError
-from fewtag.tagger.explain import CELLS, grid, heat_map, hide_parts, is_heat, layer, overlay, save_heat
+from fewtag.tagger.explain import CELLS, glance, grid, heat_map, hide_parts, is_heat, layer, overlay, save_heat
 
 SIDE = 40
 GENERATOR = np.random.default_rng(0)
@@ -59,6 +59,15 @@ def test_where_no_part_counts_for_much_none_is_bright() -> None:
 
 def test_a_part_that_speaks_against_the_label_is_dark() -> None:
     assert heat_map(log_odds_by(2, 2, strength=-2.0), 0.9, (5, 5)).max() == 0
+
+
+def test_a_glance_is_brightest_where_a_place_looks_like_the_label_however_long_its_vector() -> None:
+    places = np.tile(np.array([[0, 2, 0]], np.float32), (16, 1))
+    places[6], places[9] = [0.1, 0, 0], [5, 5, 0]
+    heat = glance(places, np.array([1, 0, 0], np.float32), 0.8, (4, 4)).ravel()
+    assert heat[6] == pytest.approx(0.8, abs=1e-5)
+    assert heat[9] == pytest.approx(0.8 * np.sqrt(0.5), abs=1e-5)
+    assert np.delete(heat, [6, 9]) == pytest.approx(0, abs=1e-5)
 
 
 def test_an_overlay_keeps_the_size_and_colours_the_hot_places() -> None:
