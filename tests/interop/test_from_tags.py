@@ -14,6 +14,7 @@ from tiny import draw, same_classifiers
 
 from fewtag import Tagger
 from fewtag.interop.from_tags import at_most, read_carried
+from fewtag.pictures.prefetch import Advance
 from fewtag.tagger.model import load_model
 
 Cli = Callable[..., Any]
@@ -108,7 +109,14 @@ def test_at_most_so_many_typical_and_varied_ones(tmp_path: Path, tiny_model: Pat
         colour = ("dog" if number < 24 else "zebra") if number < 26 else "cat"
         draw(number, colour).save(tmp_path / f"{number:02}.jpg", xmp=rows[number >= 26], quality=95)
     shown, model = read_carried([tmp_path]).shown, load_model(str(tiny_model))
-    chosen, failed = at_most(shown, 6, model)
+    left = []
+
+    def begin(_task: str, total: int) -> Advance:
+        left.append(total)
+        return lambda count: left.append(-count)
+
+    chosen, failed = at_most(shown, 6, model, begin)
+    assert (left[0], sum(left)) == (26, 0), "only the dogs are looked at"
     names = [each.picture.path.name for each in chosen]
     assert failed == []
     assert names == [each.picture.path.name for each in at_most(shown, 6, model)[0]], "the same each time"

@@ -129,7 +129,7 @@ def test_an_unreadable_sub_folder_is_one_problem_and_the_rest_is_found(
     make("secret/b.jpg")
     deny(monkeypatch, tmp_path / "secret")
     assert names(tmp_path) == ["a.jpg", "secret/"]
-    assert problems(tmp_path) == {"secret/": "cannot read the folder: Permission denied; check its permissions"}
+    assert problems(tmp_path) == {"secret/": "cannot read the folder secret/: Permission denied; check its permissions"}
 
 
 def test_an_unreadable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

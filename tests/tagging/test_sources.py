@@ -143,30 +143,33 @@ def test_a_tar_archive_is_read_where_it_lies(photos: Path, tmp_path: Path) -> No
 
 
 def test_a_table_lists_paths_of_its_own_folder_and_addresses(web: str, photos: Path) -> None:
-    listed = ["z.webp", str(photos / "b, c.png"), f"{web}/sub/deep/%C3%A4.png", None, "gone.png", f"{web}/gone.png"]
+    listed = ["z.webp", str(photos / "b, c.png"), f"{web}/sub/deep/%C3%A4.png", None, "", "gone.png", f"{web}/gone.png"]
     for column in ("path", "image"):
         table = write(photos / "list.parquet", **{column: listed})
         found = open_source([str(table)])
-        assert names(found) == [*listed[:3], "list.parquet#3", *listed[4:]]
+        assert names(found) == [*listed[:3], "list.parquet#3", "list.parquet#4", *listed[5:]]
         reasons = [failure(item) for item in items(found, 4)]
         assert reasons[:3] == ["", "", ""]
-        assert "empty cell" in reasons[3]
-        assert all("there is no such file" in reason for reason in reasons[4:])
+        assert all("empty cell" in reason for reason in reasons[3:5])
+        assert all("there is no such file" in reason for reason in reasons[5:])
 
 
 def test_a_folder_of_tables_holds_bytes(photos: Path, tmp_path: Path) -> None:
     data = (photos / "z.webp").read_bytes()
     write(tmp_path / "lists" / "a.parquet", bytes=[data] * 4)
-    write(tmp_path / "lists" / "b.parquet", bytes=[data], image=["mine.webp"])
-    rows = [{"bytes": data, "path": "hugging.webp"}, {"bytes": None, "path": str(photos / "z.webp")}]
+    write(tmp_path / "lists" / "b.parquet", bytes=[data] * 2, image=["mine.webp", ""])
+    rows = [{"bytes": data, "path": path} for path in ("hugging.webp", "")]
+    rows.append({"bytes": None, "path": str(photos / "z.webp")})
     write(tmp_path / "lists" / "c.parquet", image=rows)
     write(tmp_path / "lists" / "_notes" / "d.parquet", bytes=[data])
     found = open_source([str(tmp_path / "lists")])
-    assert len(found) == 7
+    assert len(found) == 9
     assert names(found) == [
         *(f"a.parquet#{row}" for row in range(4)),
         "mine.webp",
+        "b.parquet#1",
         "hugging.webp",
+        "c.parquet#1",
         str(photos / "z.webp"),
     ]
     assert all_read(found)

@@ -252,8 +252,7 @@ def from_carried(
     shown = only(carried.shown, names) if names else carried.shown
     if shown and most is not None and most < max(carried.counts.values()):
         with Bars() as bars:
-            told = bars.begin("looking for typical and varied ones", len(shown))
-            shown, failed = at_most(shown, most, tagger.model, told)
+            shown, failed = at_most(shown, most, tagger.model, bars.begin)
         skip(failed)
     if not shown:
         raise InputError(f"none of {plural(carried.pictures, 'picture')} carries a tag; tag some in your photo program")

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from fewtag.errors import InputError, nearest
 from fewtag.interop.carried import Folders, read_embedded, tags_in
 from fewtag.interop.keywords import Tags, fold, label_of, path_of
 from fewtag.pictures.files import Picture, paired_raws, walk
-from fewtag.pictures.prefetch import prefetch
+from fewtag.pictures.prefetch import Advance, Begin, prefetch, unwatched
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import BATCH, Item, places_of, read_ahead
 from fewtag.tagging.examples import Shown, clean_label
@@ -104,7 +104,7 @@ def only(shown: Sequence[Shown], names: Sequence[str]) -> list[Shown]:
 
 
 def at_most(
-    shown: Sequence[Shown], most: int, model: Model, progress: Callable[[int], None] = lambda _: None
+    shown: Sequence[Shown], most: int, model: Model, begin: Begin = unwatched
 ) -> tuple[list[Shown], list[InputError]]:
     """Selects about `most` pictures of each label, half the most typical, half the most varied; also failures.
 
@@ -112,7 +112,8 @@ def at_most(
     """
     counts = Counter(label for each in shown for label in each.labels)
     asked = {row for row, each in enumerate(shown) if any(counts[label] > most for label in each.labels)}
-    whole, failed = _vectors({row: shown[row].picture for row in asked}, model, progress)
+    advance = begin("looking for typical and varied ones", len(asked))
+    whole, failed = _vectors({row: shown[row].picture for row in asked}, model, advance)
     readable = [row for row in range(len(shown)) if row in whole or row not in asked]
     chosen: set[int] = set()
     for label in sorted(counts, key=lambda label: (counts[label], label)):
@@ -136,7 +137,7 @@ def _some(rows: Sequence[int], whole: dict[int, NDArray[np.float32]], chosen: se
 
 
 def _vectors(
-    pictures: Mapping[int, Picture], model: Model, progress: Callable[[int], None]
+    pictures: Mapping[int, Picture], model: Model, advance: Advance
 ) -> tuple[dict[int, NDArray[np.float32]], list[InputError]]:
     """Each picture's normalised mean vector, and failures."""
     found, failed = dict[int, NDArray[np.float32]](), list[InputError]()
@@ -146,5 +147,5 @@ def _vectors(
         failed += [InputError(read.failure) for read in reads if read.failure]
         if good:
             found |= zip(good, unit(places_of(model, list(good.values()), None).mean(axis=1)), strict=True)
-        progress(len(reads))
+        advance(len(reads))
     return found, failed

@@ -226,7 +226,10 @@ def _sidecars(root: Path) -> list[Path]:
     """The sidecars below a folder that contain our ledger; for a picture, its own."""
     if not root.is_dir():
         return [path for path in chain(*Folders().sidecars(root)) if _is_ours(path)]
-    return sorted(path for path in _files(root) if path.name.casefold().endswith(ENDING) and _is_ours(path))
+    first: dict[str, Path] = {}  # a link to a folder gives a sidecar several names
+    for path in sorted(path for path in _files(root) if path.name.casefold().endswith(ENDING) and _is_ours(path)):
+        first.setdefault(os.path.realpath(path), path)
+    return list(first.values())
 
 
 def _files(root: Path) -> Iterator[Path]:

@@ -138,7 +138,7 @@ def walk(folder: Path) -> list[Picture]:
             if not name:
                 raise InputError(f"cannot read the folder {folder}: {entry.strerror}; check its permissions") from entry
             if name.endswith("/"):
-                why = f"cannot read the folder: {entry.strerror}; check its permissions"
+                why = f"cannot read the folder {name}: {entry.strerror}; check its permissions"
                 found.append(Picture(folder / name, name=name, problem=why))
             elif is_image_name(name):
                 why = f"cannot read image {name}: {entry.strerror}; mend the link"

@@ -81,10 +81,12 @@ def _rows(url: str, columns: dict[str, Sequence[Any]], first: int) -> list[Item]
     if any(isinstance(cell, dict) for cell in given):
         cells = [cell or {} for cell in given]
         columns = {"bytes": [cell.get("bytes") for cell in cells]}
-        given = [cell.get("path") for cell in cells]
-        elsewhere = [None if cell.get("bytes") else cell.get("path") for cell in cells]  # a path without bytes is read
+        given = [cell.get("path") or None for cell in cells]
+        # a path without bytes is read
+        elsewhere = [None if cell.get("bytes") else path for cell, path in zip(cells, given, strict=True)]
     else:
-        elsewhere = [None] * len(given) if "bytes" in columns else list(given)
+        given = [None if cell == "" else cell for cell in given]
+        elsewhere = [None] * len(given) if "bytes" in columns else given
     named = [nameless[number] if name is None else str(name) for number, name in enumerate(given)]
     items = []
     for name, data, cell in zip(named, columns.get("bytes", [None] * len(named)), elsewhere, strict=True):
