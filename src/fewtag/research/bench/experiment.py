@@ -143,7 +143,7 @@ class Experiment:
         recipe, phases, kind = self.recipe, list[str](), METHODS[self.recipe.method.name]
         if recipe.training is not None:
             phases = ["train", "val"] if recipe.training.patience else ["train"]
-        elif recipe.space is not None or kind.base_stage == "features":
+        elif recipe.space is not None or kind.base_stage is not None:
             phases = ["train"]
         named = [recipe.backbone.weights, recipe.words.source, recipe.names.weights if recipe.names else None]
         parts = [part for source in named if source for part in self._locate(source).split("+")]
