@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from fewtag.errors import plural
 from fewtag.files import write_atomically
@@ -194,7 +195,7 @@ def _notes(runs: Sequence[MeasuredRun]) -> Iterator[str]:
 
 def _figure(figures: Mapping[str, Path], name: str, says: str) -> Iterator[str]:
     if name in figures:
-        yield f"![{says}](plots/{figures[name].name})\n"
+        yield f"![{says}](plots/{quote(figures[name].name)})\n"
 
 
 def _folded(summary: str, lines: Iterator[str]) -> Iterator[str]:
