@@ -268,10 +268,10 @@ def _precision_cell(rows: Sequence[SessionRow], baseline: Sequence[SessionRow] |
     if not mine:
         return NONE
     mean = f"{100 * mean_and_interval(list(mine.values()))[0]:.1f}"
-    if baseline is None:
-        return mean
-    theirs = session_aps(baseline, order, answers)
+    theirs = session_aps(baseline or (), order, answers)
     leads = {key: mine[key] - theirs[key] for key in mine if key in theirs}
+    if not leads:
+        return mean
     lead, interval = mean_over_labels(leads)
     return f"{mean} ({100 * lead:+.1f} ± {100 * interval:.1f})".replace("-", "−")
 
