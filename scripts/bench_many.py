@@ -139,7 +139,8 @@ def decode(size: int, pictures: list[Picture]) -> np.ndarray:
 def open_network(recipe: Recipe, data: Path, recipes: Path) -> Backbone:
     """The network of all runs of a plan."""
     torch.manual_seed(recipe.seed)  # weights may be random
-    settings, weights = recipe.backbone, Experiment(recipe, data, recipes)._locate(str(recipe.backbone.weights))
+    settings = recipe.backbone
+    weights = None if settings.weights is None else Experiment(recipe, data, recipes)._locate(settings.weights)
     network = open_backbone(settings.name, weights=weights, size=settings.size, grid=settings.grid)
     assert isinstance(network, Backbone)
     return network

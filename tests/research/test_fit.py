@@ -214,3 +214,5 @@ def test_what_is_no_onnx_file_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "net.onnx").write_bytes(b"no graph")
     with pytest.raises(InputError, match="cannot be run on 1 × 3 × 64 × 64 numbers"):
         wrap_graph(tmp_path / "net.onnx", tmp_path / "wrapped.onnx", 64)
+    with pytest.raises(InputError, match=r"there is no network .*nte\.onnx; check the path"):
+        wrap_graph(tmp_path / "nte.onnx", tmp_path / "wrapped.onnx", 64)

@@ -9,6 +9,7 @@ import bench_many
 import pytest
 
 from fewtag.errors import InputError
+from fewtag.research.bench.recipe import BackboneSettings
 from fewtag.research.bench.results import read_rows
 
 MORE = """
@@ -77,6 +78,8 @@ def test_a_plan_is_for_one_network_at_one_size_and_grid(shapes: Path) -> None:
     (shapes / "plan.txt").write_text("recipe coarser\n")
     ((_, recipe),) = bench_many.read_plan(shapes / "plan.txt", shapes)
     assert bench_many.open_network(recipe, shapes, shapes).grid == 1
+    packaged = recipe.model_copy(update={"backbone": BackboneSettings(size=64)})
+    assert bench_many.open_network(packaged, shapes, shapes).name == "tf_efficientnet_lite2"
     (shapes / "plan.txt").write_text("recipe protonet\nrecipe coarser\n")
     with pytest.raises(InputError, match="runs on 2 networks, sizes or grids"):
         bench_many.read_plan(shapes / "plan.txt", shapes)

@@ -157,7 +157,7 @@ def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None
     console.print(Text(printable(title)))  # not as the table's own title, which is wrapped to the table's width
     if not found:
         return
-    columns = list(next(iter(found.values())))
+    columns = list(dict.fromkeys(column for row in found.values() for column in row))
     if "checkpoint" in columns:  # from training: few rows with long paths
         for name, row in found.items():
             facts = ", ".join(f"{key.replace('_', ' ')} {_cell(value)}" for key, value in row.items())
@@ -168,12 +168,12 @@ def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None
     table = Table()
     table.add_column("", overflow="fold")
     for column in columns:
-        words = any(isinstance(row[column], str) for row in found.values())
+        words = any(isinstance(row.get(column), str) for row in found.values())
         heading = column.replace("_", "-").replace("ap", "AP").replace("f1", "F1")
         table.add_column(heading, overflow="fold", no_wrap=not words)
     for name, row in found.items():
         # as Text, since a label may contain what rich takes for markup
-        table.add_row(*(Text(printable(cell)) for cell in (name, *(_cell(row[column]) for column in columns))))
+        table.add_row(*(Text(printable(cell)) for cell in (name, *(_cell(row.get(column)) for column in columns))))
     # nothing is cut off, however narrow the window; in a pipe each row is one line
     least, whole = console.measure(table, options=console.options.update(width=sys.maxsize))
     console.width = max(console.width, least) if console.is_terminal else whole

@@ -110,6 +110,11 @@ def test_draws_that_do_not_fit_are_refused(shapes: Path, episodes: int, change: 
         open_experiment(shapes, "evaluation.draws.test=test.json", "evaluation.episodes=2", change).test_draws("test")
 
 
+def test_draws_of_a_misspelt_phase_are_refused(shapes: Path) -> None:
+    with pytest.raises(InputError, match=r"names 'tset', which is no phase of the split; did you mean 'test'\?"):
+        open_experiment(shapes, "evaluation.draws.tset=test.json").test_draws("test")
+
+
 def test_draws_for_labels_in_another_order_are_refused(shapes: Path) -> None:
     """A support picture that names one label names the one whose place it has."""
     save_test_draws(open_experiment(shapes), episodes=2)

@@ -248,8 +248,10 @@ def test_a_change_that_one_of_several_runs_cannot_take_names_that_run(write) -> 
         '[[runs]]\nname = "plain"\nmethod.name = "protonet"\n[[runs]]\nname = "heads"\nmethod.name = "word-attention"\n'
     )
     recipe = write(DATA + runs)
-    with pytest.raises(InputError, match=r"no option 'heads'.* run 'plain' does not take that --set: choose others by"):
+    with pytest.raises(InputError, match=r"no option 'heads'.* \(of run 'plain'; --only chooses others\)"):
         load_recipes(recipe, changes=["method.heads=4"])
+    with pytest.raises(InputError, match=r"unknown key 'seeed'; did you mean 'seed'\? \(of run 'plain'"):
+        load_recipes(recipe, changes=["seeed=4"])
     assert len(load_recipes(recipe, changes=["method.heads=4"], only=["heads"])) == 1
 
 

@@ -352,6 +352,12 @@ def test_systems_on_data_of_ones_own_are_ranked_and_compared(write_run: WriteRun
     assert compared["less closed-form, test"].startswith("+40.00 ± ")
 
 
+def test_a_plot_is_shown_of_data_whose_name_has_a_space(write_run: WriteRun, page: Page) -> None:
+    for run in ("a", "b"):
+        write_run(f"recipe/{run}", [0.2, 0.3], **MINE | {"data": "my pictures"})
+    assert "![Macro-AP of every system on my pictures](plots/my%20pictures.png)" in page()
+
+
 def test_the_overview_of_ones_own_data_is_of_the_fewest_shots_that_several_have(
     write_run: WriteRun, page: Page
 ) -> None:

@@ -1,6 +1,7 @@
 """Correction sessions against a plain loop, and through the command line."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,12 +156,20 @@ def test_bench_writes_a_row_for_each_label_seed_and_number_of_answers(cli: Cli, 
     assert again.out == said.out
     assert cli("bench", recipe, "--only", "posterior", "--set", "seed=1").code == 2
 
+    recipe.write_text(
+        recipe.read_text() + '[[runs]]\nname = "rocchio"\nmethod.name = "rocchio"\nsessions.answers = [2]\n'
+    )
+    table = cli("bench", recipe, "--only", "posterior", "--only", "rocchio")
+    assert (table.code, "AP after 3" in table.out, "AP after 2" in table.out) == (0, True, True), table.err
+
     assert cli("report", "results").code == 0
     page = Path("results/RESULTS.md").read_text()
     theirs = read_rows_of(SessionRow, Path("results/sessions/closed-form.test.sessions.parquet"))
     lead = np.mean([one.ap - other.ap for one, other in zip(rows, theirs, strict=True) if one.answers == 3])
     (line,) = [line for line in page.splitlines() if line.startswith("| mixed | posterior |")]
     assert f"{100 * mean:.1f} ({100 * lead:+.1f} ±".replace("-", "−") in line
+    (line,) = [line for line in page.splitlines() if line.startswith("| mixed | rocchio |")]
+    assert re.fullmatch(r"\| mixed \| rocchio \| – \| [\d.]+ \| – \| – \|", line), "closed-form was not asked after 2"
     assert "### shapes, test: from 1 example (test_resnet, words.txt)" in page
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fewtag.errors import InputError
+from fewtag.errors import InputError, nearest
 from fewtag.research.bench.recipe import Recipe, Source, digest_of
 from fewtag.research.data.images import LabelledImages, concatenate, readable
 from fewtag.research.data.readers import read_coco, read_folders, read_table, read_voc
@@ -143,7 +143,7 @@ class Experiment:
         recipe, phases, kind = self.recipe, list[str](), METHODS[self.recipe.method.name]
         if recipe.training is not None:
             phases = ["train", "val"] if recipe.training.patience else ["train"]
-        elif recipe.space is not None or kind.base_stage == "features":
+        elif recipe.space is not None or kind.base_stage is not None:
             phases = ["train"]
         named = [recipe.backbone.weights, recipe.words.source, recipe.names.weights if recipe.names else None]
         parts = [part for source in named if source for part in self._locate(source).split("+")]
@@ -171,7 +171,10 @@ class Experiment:
         return [Draw((), draw.query) for draw in draws] if evaluation.shots == 0 else draws
 
     def _shot_draws(self, phase: str) -> list[Draw]:
-        evaluation, images = self.recipe.evaluation, self.phase(phase)
+        evaluation, images, phases = self.recipe.evaluation, self.phase(phase), self.split.phases
+        if unknown := sorted(evaluation.draws.keys() - phases.keys()):
+            found = f"evaluation.draws names {unknown[0]!r}, which is no phase of the split"
+            raise InputError(f"{found}; {nearest(unknown[0], phases)}")
         if not (saved := evaluation.draws.get(phase)):
             return self.sample_draws(phase)
         path = self.recipe_folder / saved

@@ -44,9 +44,7 @@ def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str]
         except InputError as error:
             if not changes or len(chosen) == 1:
                 raise
-            raise InputError(
-                f"{error}; run {run['name']!r} does not take that --set: choose others by --only"
-            ) from error
+            raise InputError(f"{error} (of run {run['name']!r}; --only chooses others)") from error
     for (file, name), times in Counter((file, recipe.name) for file, recipe in recipes).items():
         if times > 1:
             raise InputError(

@@ -139,6 +139,8 @@ def wrap_graph(source: Path, path: Path, size: int) -> tuple[dict[str, Any], Con
     import onnx.parser
     import onnxruntime
 
+    if not source.is_file():
+        raise InputError(f"there is no network {source}; check the path")
     try:
         graph = onnx.load(source)
         session = onnxruntime.InferenceSession(str(source), providers=["CPUExecutionProvider"])

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from fewtag.errors import plural
 from fewtag.files import write_atomically
@@ -194,7 +195,7 @@ def _notes(runs: Sequence[MeasuredRun]) -> Iterator[str]:
 
 def _figure(figures: Mapping[str, Path], name: str, says: str) -> Iterator[str]:
     if name in figures:
-        yield f"![{says}](plots/{figures[name].name})\n"
+        yield f"![{says}](plots/{quote(figures[name].name)})\n"
 
 
 def _folded(summary: str, lines: Iterator[str]) -> Iterator[str]:
@@ -267,10 +268,10 @@ def _precision_cell(rows: Sequence[SessionRow], baseline: Sequence[SessionRow] |
     if not mine:
         return NONE
     mean = f"{100 * mean_and_interval(list(mine.values()))[0]:.1f}"
-    if baseline is None:
-        return mean
-    theirs = session_aps(baseline, order, answers)
+    theirs = session_aps(baseline or (), order, answers)
     leads = {key: mine[key] - theirs[key] for key in mine if key in theirs}
+    if not leads:
+        return mean
     lead, interval = mean_over_labels(leads)
     return f"{mean} ({100 * lead:+.1f} ± {100 * interval:.1f})".replace("-", "−")
 
