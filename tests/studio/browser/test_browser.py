@@ -1564,3 +1564,23 @@ def test_unreadable_pictures_are_tried_again_at_a_click(opened: Opened) -> None:
         page.get_by_role("button", name="Try again now").click()
     expect(opened.toast("The folders are looked through again.")).to_be_visible()
     expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_a_reply_that_breaks_off_is_asked_for_again(opened: Opened) -> None:
+    page = opened.page
+    opened.client.define("dog")
+    page.evaluate("location.hash = '#/review/dog'")
+    expect(page.get_by_role("button", name="Yes")).to_be_visible()
+
+    def cut(route: Route) -> None:
+        route.fetch()
+        route.fulfill(status=200, body='{"acknow')
+
+    page.route("**/v1/answers", cut, times=1)
+    page.keyboard.press("a")
+    expect(opened.toast("Answered: yes")).to_be_visible()
+    assert said(opened, "dog")["yes"] == 1
+    page.route("**/v1/project", lambda route: route.fulfill(status=200, body=""), times=1)
+    page.evaluate("studio.store.loadProject()")
+    expect(page.get_by_role("alert").filter(has_text="does not answer")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
