@@ -1584,3 +1584,14 @@ def test_a_reply_that_breaks_off_is_asked_for_again(opened: Opened) -> None:
     page.evaluate("studio.store.loadProject()")
     expect(page.get_by_role("alert").filter(has_text="does not answer")).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_a_list_that_cannot_be_read_again_stays_on_the_screen(opened: Opened) -> None:
+    page = opened.page
+    expect(opened.cell("00-dog-cat.png")).to_be_visible()
+    page.route("**/v1/pictures", lambda route: route.fulfill(status=503, json={"detail": "too much to do"}), times=1)
+    opened.client.define("dog")
+    expect(page.get_by_role("alert")).to_contain_text("Too much to do")
+    page.keyboard.press("End")  # which draws it anew
+    page.keyboard.press("Space")
+    expect(page.get_by_text("1 selected")).to_be_visible()

@@ -437,10 +437,11 @@ export class Listing {
   }
 
   /** Reads again what was read, where it is on the screen. @param {number} first @param {number} end */
-  async refresh(first, end) {
-    this.asked.clear();
-    await this.need(first, end);
-    for (const page of this.pages.keys()) if (!this.asked.has(page)) this.pages.delete(page);
+  refresh(first, end) {
+    this.asked = new Map();
+    // what is on the screen stays until the new is there
+    for (const page of this.pages.keys()) if (page < Math.floor(first / PAGE) || page * PAGE >= end) this.pages.delete(page);
+    return this.need(first, end);
   }
 
   /** Shows answers before the server has them. @param {Iterable<string>} digests @param {string} label @param {import("./api.js").Verdict} verdict */
