@@ -1595,3 +1595,21 @@ def test_a_list_that_cannot_be_read_again_stays_on_the_screen(opened: Opened) ->
     page.keyboard.press("End")  # which draws it anew
     page.keyboard.press("Space")
     expect(page.get_by_text("1 selected")).to_be_visible()
+
+
+@pytest.mark.parametrize("what", ["Labels", "Project"])
+def test_a_reply_that_was_overtaken_is_not_shown(opened: Opened, what: str) -> None:
+    page = opened.page
+    opened.client.define("dog")
+    expect(page.get_by_role("link", name="Review dog")).to_be_visible()
+    late: list[tuple[Route, Any]] = []
+    page.route(f"**/v1/{what.lower()}", lambda route: late.append((route, route.fetch())), times=1)
+    page.evaluate(f"void (globalThis.late = studio.store.load{what}())")
+    until(page, lambda: bool(late))
+    opened.client.define("cat")
+    expect(page.get_by_role("link", name="Review cat")).to_be_visible()
+    late[0][0].fulfill(response=late[0][1])
+    page.evaluate("globalThis.late")
+    expect(page.get_by_role("link", name="Review cat")).to_be_visible()
+    version = opened.client.get("/v1/project")["version"]
+    assert page.evaluate("studio.store.project.value.version") == version

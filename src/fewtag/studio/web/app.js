@@ -183,7 +183,7 @@ function listen() {
     source = new EventSource("/v1/events");
     source.addEventListener("project", (event) => {
       store.online.value = true;
-      store.project.value = JSON.parse(/** @type {MessageEvent} */ (event).data);
+      store.hearProject(JSON.parse(/** @type {MessageEvent} */ (event).data));
       clearTimeout(again);
       again = setTimeout(store.loadLabels, 300);
     });

@@ -128,8 +128,17 @@ export async function attempt(action, refused = (sentence) => say(sentence, { ba
   }
 }
 
-export const loadProject = () => attempt(async () => (project.value = await api.getProject()));
-export const loadLabels = () => attempt(async () => (labels.value = await api.getLabels()));
+/** What the server says of itself: a reply that a later one, or its own news, overtook is not shown. @template T @param {import("./view.js").Signal<T>} into @param {() => Promise<T>} read */
+function latest(into, read) {
+  let [asked, shown] = [0, 0];
+  const show = (/** @type {number} */ turn, /** @type {T} */ got) => {
+    if (turn > shown) [shown, into.value] = [turn, got];
+    return got;
+  };
+  return { load: () => attempt(async () => show(++asked, await read())), hear: (/** @type {T} */ got) => show(++asked, got) };
+}
+export const { load: loadProject, hear: hearProject } = latest(/** @type {import("./view.js").Signal<any>} */ (project), api.getProject);
+export const { load: loadLabels } = latest(/** @type {import("./view.js").Signal<any>} */ (labels), api.getLabels);
 
 // --- answers: kept in the browser until the server has them on its disk ----------------------------------------------
 
