@@ -1613,3 +1613,15 @@ def test_a_reply_that_was_overtaken_is_not_shown(opened: Opened, what: str) -> N
     expect(page.get_by_role("link", name="Review cat")).to_be_visible()
     version = opened.client.get("/v1/project")["version"]
     assert page.evaluate("studio.store.project.value.version") == version
+
+
+def test_a_threshold_that_was_refused_is_not_shown(opened: Opened) -> None:
+    page, slider = opened.page, opened.page.get_by_role("slider", name="Threshold")
+    teach(opened, "00-dog-cat.png", "dog")
+    value = slider.input_value()
+    refusal = {"detail": "the project cannot be written: no space left on device; make room"}
+    page.route("**/v1/labels/dog", lambda route: route.fulfill(status=503, json=refusal))
+    page.keyboard.press("]")
+    expect(slider).not_to_have_value(value)
+    expect(page.get_by_role("alert")).to_contain_text("no space left on device")
+    expect(slider).to_have_value(value)
