@@ -1625,3 +1625,22 @@ def test_a_threshold_that_was_refused_is_not_shown(opened: Opened) -> None:
     expect(slider).not_to_have_value(value)
     expect(page.get_by_role("alert")).to_contain_text("no space left on device")
     expect(slider).to_have_value(value)
+
+
+def test_another_choice_while_a_delivery_runs_hides_it_and_its_end_is_told(opened: Opened) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    running = {"id": "1", "kind": "deliver", "state": "running", "done": 1, "total": 9, "detail": None, "result": None}
+    page.route("**/v1/jobs/*", lambda route: route.fulfill(json=running))
+    page.keyboard.press("d")
+    dialog = page.get_by_role("dialog")
+    with page.expect_response("**/v1/jobs/*"):
+        dialog.get_by_role("button", name="Deliver").click()
+    dialog.get_by_role("radio", name=re.compile("JSON lines")).click()
+    expect(dialog.get_by_role("progressbar")).to_have_count(0)
+    page.unroute("**/v1/jobs/*")
+    done = running | {"state": "done", "result": {"file": "tags.csv", "changes": 36}}
+    page.route("**/v1/jobs/*", lambda route: route.fulfill(json=done))
+    expect(opened.toast("Written: deliveries/tags.csv")).to_be_visible()
+    expect(dialog.get_by_role("link", name="Download")).to_have_count(0)
+    expect(dialog.get_by_role("button", name="Deliver")).to_be_enabled()

@@ -226,20 +226,32 @@ function Deliver() {
   };
   /** @param {boolean} take_back */
   const start = async (take_back) => {
-    job.value = { id: "", kind: "deliver", state: "running", done: 0, total: 0, detail: null, result: null };
+    /** @type {api.Job | null} */
+    let now = { id: "", kind: "deliver", state: "running", done: 0, total: 0, detail: null, result: null };
+    job.value = now;
     back.value = take_back;
     refusal.value = "";
     const asked = take_back ? { format: "xmp", take_back } : wanted.value;
-    job.value = (await store.attempt(() => api.deliver({ ...asked, dry_run: false }))) ?? null;
-    while (job.value?.state === "running") {
+    /** Another choice may be shown by now. */
+    const seen = () => !closed.current && job.value === now;
+    const show = (/** @type {api.Job | undefined} */ next) => {
+      if (seen()) job.value = next ?? null;
+      now = next ?? null;
+    };
+    show(await store.attempt(() => api.deliver({ ...asked, dry_run: false })));
+    while (now?.state === "running") {
+      const { id } = now;
       await new Promise((wake) => setTimeout(wake, 250));
-      job.value = (await store.attempt(() => api.getJob(/** @type {api.Job} */ (job.value).id))) ?? null;
+      show(await store.attempt(() => api.getJob(id)));
     }
-    if (take_back && job.value?.state === "done") wanted.value = { ...wanted.value }; // what would be written now
-    if (job.value?.state === "failed") refusal.value = job.value.detail ?? "The delivery failed.";
-    if (!closed.current) return;
-    const result = job.value?.result;
-    if (refusal.value) store.say(refusal.value, { bad: true });
+    const failure = now?.state === "failed" ? (now.detail ?? "The delivery failed.") : "";
+    if (seen()) {
+      refusal.value = failure;
+      if (take_back && now?.state === "done") wanted.value = { ...wanted.value }; // what would be written now
+      return;
+    }
+    const result = now?.result;
+    if (failure) store.say(failure, { bad: true });
     else if (result?.failures) store.say(`${ended(result, take_back)} ${failed(result.failures, take_back)}`, { bad: true });
     else if (result) store.say(ended(result, take_back), { seconds: 20 });
   };
