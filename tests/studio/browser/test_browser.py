@@ -1644,3 +1644,15 @@ def test_another_choice_while_a_delivery_runs_hides_it_and_its_end_is_told(opene
     expect(opened.toast("Written: deliveries/tags.csv")).to_be_visible()
     expect(dialog.get_by_role("link", name="Download")).to_have_count(0)
     expect(dialog.get_by_role("button", name="Deliver")).to_be_enabled()
+
+
+def test_a_second_enter_does_not_teach_twice(opened: Opened) -> None:
+    page = opened.page
+    opened.cell("00-dog-cat.png").click()
+    page.keyboard.press("n")
+    page.get_by_label("Name", exact=True).fill("dog")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    expect(opened.toast("“dog” learnt from 1 picture")).to_be_visible()
+    opened.toast("learnt").get_by_role("button", name="Undo").click()
+    expect(opened.toast("The label dog taken back")).to_be_visible()
