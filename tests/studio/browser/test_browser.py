@@ -1656,3 +1656,9 @@ def test_a_second_enter_does_not_teach_twice(opened: Opened) -> None:
     expect(opened.toast("“dog” learnt from 1 picture")).to_be_visible()
     opened.toast("learnt").get_by_role("button", name="Undo").click()
     expect(opened.toast("The label dog taken back")).to_be_visible()
+
+
+def test_a_key_with_a_sign_that_is_no_escape_is_told_to_be_wrong(opened: Opened, browser: Browser) -> None:
+    with open_page(browser) as page:
+        page.goto(f"{opened.url}/#token=50%")
+        expect(page.get_by_role("heading", name="This page has no key to the studio")).to_be_visible()

@@ -213,7 +213,7 @@ async function start() {
   if (token) {
     history.replaceState(null, "", `${location.pathname}#/`);
     store.route.value = store.parseRoute("#/");
-    await store.attempt(() => api.openSession(decodeURIComponent(token)));
+    await store.attempt(() => api.openSession(store.decoded(token)));
   }
   render(html`<${App} />`, /** @type {HTMLElement} */ (document.getElementById("app")));
   await store.loadProject();

@@ -68,7 +68,7 @@ export function parseRoute(hash) {
 }
 
 /** @param {string} name @returns {string} without its escapes; as it is if they are none, as in "100%" typed by hand */
-function decoded(name) {
+export function decoded(name) {
   try {
     return decodeURIComponent(name);
   } catch {
