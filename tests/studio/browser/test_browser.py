@@ -1662,3 +1662,17 @@ def test_a_key_with_a_sign_that_is_no_escape_is_told_to_be_wrong(opened: Opened,
     with open_page(browser) as page:
         page.goto(f"{opened.url}/#token=50%")
         expect(page.get_by_role("heading", name="This page has no key to the studio")).to_be_visible()
+
+
+def test_the_label_that_the_arrows_mark_is_seen(opened: Opened) -> None:
+    page = opened.page
+    digest, labels = opened.client.search()["pictures"][0]["digest"], [f"label {number:02}" for number in range(40)]
+    for label in labels:
+        opened.client.define(label, words=False)
+    given = [{"id": str(uuid.uuid4()), "picture": digest, "label": label, "answer": "yes"} for label in labels]
+    opened.client.post("/v1/answers", {"answers": given})
+    page.evaluate("digest => (location.hash = `#/picture/${digest}`)", digest)
+    expect(page.locator(".belief")).to_have_count(len(labels))
+    for _ in range(30):
+        page.keyboard.press("ArrowDown")
+    expect(page.locator(".belief.here")).to_be_in_viewport(ratio=1)
