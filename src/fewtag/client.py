@@ -187,7 +187,7 @@ class Client:
         return _known(Job, self._ask("GET", f"/v1/jobs/{quote(number, safe='')}"))
 
     def follow(self, number: str) -> Iterator[Job]:
-        """The job at each of its steps, until it has ended."""
+        """The job at each of its steps, until it has ended; raises ConnectionError if the server ends before it."""
         path = f"{self._prefix}/v1/jobs/{quote(number, safe='')}/events"
         with closing(self._connect()) as connection:
             self._open(connection)
@@ -197,7 +197,10 @@ class Client:
                 raise _refused(response.status, response.read())
             for line in response:
                 if line.startswith(b"data: "):
-                    yield _known(Job, json.loads(line[6:]))
+                    yield (job := _known(Job, json.loads(line[6:])))
+                    if job.state != "running":
+                        return
+        raise ConnectionError(f"the server at {self.url} ended before the job {number}; start both again")
 
     def get(self, path: str, **query: Any) -> Any:
         """Request any other address of the API; returns JSON, or bytes."""
@@ -211,7 +214,7 @@ class Client:
         """Whether a server is there and the field in its reply is true."""
         try:
             return bool(self._ask("GET", path, patience=0.0)[what])
-        except (ApiError, OSError, http.client.HTTPException):
+        except (ApiError, OSError, http.client.HTTPException, KeyError, TypeError, ValueError):  # the last: a page
             return False
 
     def _send_files(self, path: str, files: Sequence[tuple[str, bytes | str]], **fields: str) -> Any:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import TOKEN, picture
+from serving import TOKEN, picture, serving_bank
 from tiny import draw
 
 from fewtag.client import ApiError, Client
@@ -110,6 +110,20 @@ def test_a_port_in_use_is_one_sentence_and_makes_no_project(cli: Cli, bank: Path
             assert refused.code == 2
             assert "name another --port" in refused.err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("host", ["nowhere.invalid", "192.0.2.1"])
+def test_an_address_that_is_not_this_machines_is_told_as_that(cli: Cli, bank: Path, host: str) -> None:
+    refused = cli("serve", bank, "--port", "0", "--allow-network", "--host", host)
+    assert refused.code == 2
+    assert "name an address of this machine by --host" in refused.err
+    assert "another --port" not in refused.err
+
+
+def test_a_server_needs_no_standard_output(bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)  # as where it was closed by whoever started the command
+    with serving_bank(bank) as running:
+        assert running.client.health()
 
 
 def test_what_is_not_there_is_one_sentence(cli: Cli, tmp_path: Path) -> None:

@@ -168,6 +168,23 @@ def test_a_server_that_is_not_there_is_not_ready_and_told_of_with_its_address() 
             ask()
 
 
+def test_a_page_of_another_program_is_no_server(newer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    for reply in (b"<html>", b"", b"[]", b"{}", b"{"):
+        monkeypatch.setattr(newer, "_request", lambda *_, reply=reply: (200, reply, None))
+        assert (newer.health(), newer.ready()) == (False, False), reply
+
+
+def test_who_follows_a_job_is_told_that_the_server_ended_before_it(running: Running) -> None:
+    finish = threading.Event()
+    job = running.served.jobs.start("tag", lambda _progress: finish.wait(60))
+    followed = running.client.follow(job.id)
+    assert next(followed).state == "running"
+    running.served.events.close()
+    with pytest.raises(ConnectionError, match=f"ended before the job {job.id}"):
+        next(followed)
+    finish.set()
+
+
 @pytest.mark.filterwarnings("error")
 def test_closed_it_leaves_no_connection_open(running: Running) -> None:
     with ThreadPoolExecutor(2) as threads, Client(running.settings.url, TOKEN) as client:

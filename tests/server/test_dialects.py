@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from recording import basic, data_url, json_blocks, recorded, same, send, shows
 from serving import TOKEN, Running, picture, serving_bank
 from tiny import draw
 
-from fewtag import Tagger
+from fewtag import InputError, Tagger
+from fewtag.server import dialects
+from fewtag.server.dialects import Tensor
 from fewtag.server.security import Settings
 from fewtag.tagger.stream import Scorer
 
@@ -183,7 +186,9 @@ PIXELS = {"name": "pixels", "datatype": "UINT8"}
         (PIXELS | {"shape": [1, 1, 1, 3], "data": [0, 0, 256]}, "0 to 255"),
         (PIXELS | {"shape": [1, 1, 1, 3], "data": [0, 0, "x"]}, "no whole numbers"),
         (PIXELS | {"shape": [1, 1, 1, 3], "data": [0.2, 0.5, 1.0]}, "no whole numbers"),
-        (PIXELS | {"shape": [1, 1, 1, 3], "data": [0, 0, 2**64]}, "no whole numbers"),
+        (PIXELS | {"shape": [1, 1, 1, 3], "data": [0, 0, True]}, "no whole numbers"),
+        (PIXELS | {"shape": [1, 1, 1, 3], "data": [0, 0, 2**64]}, "0 to 255"),
+        (IMAGES | {"shape": [1], "data": ["data:image/png,\ud800"]}, "lone surrogate"),
         (PIXELS | {"shape": [1, 10**9, 10**9, 3], "data": [0]}, "at most"),
         (PIXELS | {"shape": [1, 1, 3], "data": [0, 0, 0]}, "send [pictures, height, width, 3]"),
     ],
@@ -192,6 +197,15 @@ def test_a_tensor_that_is_none_is_refused_in_one_sentence(served: Running, tenso
     reply = infer(served, tensor)
     assert reply.status == 400
     assert says in json.loads(reply.body)["error"]
+
+
+def test_texts_as_pixels_take_no_more_memory_than_they_have() -> None:
+    texts = Tensor(**PIXELS, shape=[1, 4, 4, 3], data=["A" * 1_000_000] + [""] * 47)
+    tracemalloc.start()
+    with pytest.raises(InputError, match="no whole numbers"):
+        dialects._uploads(texts, 64)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
 
 
 def test_another_model_and_another_output_are_refused_by_name(served: Running) -> None:

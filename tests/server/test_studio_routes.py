@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 from hostile import SECRET, hostile
@@ -61,6 +62,18 @@ def unchanged(album: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFa
 
 def digests(running: Running) -> dict[str, str]:
     return {Path(each["name"]).name: each["digest"] for each in running.client.search()["pictures"]}
+
+
+def test_a_generated_client_reads_every_field_that_a_page_has(unchanged: Running) -> None:
+    schema = unchanged.client.get("/openapi.json")
+    for name, reply in (
+        ("Page", unchanged.client.search("dog -is:unsure 00")),
+        ("Overview", unchanged.client.get("/v1/project")),
+        ("PictureDetail", unchanged.client.get(f"/v1/pictures/{digests(unchanged)['00.png']}")),
+    ):
+        declared = schema["components"]["schemas"][name]
+        jsonschema.validate(reply, declared | {"components": schema["components"]})
+        assert reply.keys() <= declared["properties"].keys()
 
 
 def test_pictures_are_searched_looked_at_and_shown(studio: Running) -> None:

@@ -41,10 +41,12 @@ def from_base64(text: str, name: str) -> Upload:
         head, content = "base64", text
     elif not head.startswith("data:"):
         raise InputError(f"{name} is no data URL; send data:image/jpeg;base64,…")
-    if not head.endswith("base64"):
-        return Upload.of(name, unquote_to_bytes(content))
     try:
+        if not head.endswith("base64"):
+            return Upload.of(name, unquote_to_bytes(content))
         return Upload.of(name, base64.b64decode("".join(content.split()), validate=True))
+    except UnicodeEncodeError as error:
+        raise InputError(f"{name} is no data URL: it has half a character (a lone surrogate); send it again") from error
     except (binascii.Error, ValueError) as error:
         raise InputError(f"{name} is no base64 ({error}); encode the picture's bytes by it") from error
 
@@ -210,10 +212,11 @@ def _uploads(tensor: Tensor, most: int) -> list[Upload]:
             f"at most {MOST_PIXELS:,} pixels, and larger ones as `images`"
         )
     try:
-        pixels = np.array(tensor.data).reshape(tensor.shape)
+        # objects: of texts numpy would make an array in which each takes as much memory as the longest
+        pixels = np.array(tensor.data, object).reshape(tensor.shape)
     except ValueError as error:
         raise InputError(f"the data of `pixels` do not fill {tensor.shape} ({error}); send as many") from error
-    if pixels.dtype.kind not in "iu":
+    if set(map(type, pixels.ravel().tolist())) != {int}:
         raise InputError("the data of `pixels` are no whole numbers; send 0 to 255")
     if pixels.min() < 0 or pixels.max() > 255:
         raise InputError(f"`pixels` go from {pixels.min()} to {pixels.max()}; send 0 to 255")

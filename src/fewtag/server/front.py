@@ -6,6 +6,7 @@ what the last session stored; any other request waits for the application.
 """
 
 import asyncio
+import errno
 import signal
 import socket
 import threading
@@ -129,10 +130,10 @@ def listen(host: str, port: int) -> socket.socket:
         bound.bind((host, port))
     except OSError as error:
         bound.close()
-        raise InputError(
-            f"cannot listen on {host} port {port}: {error.strerror}; if a studio or server is running there, use that "
-            "one, or name another --port, or 0 for any free one"
-        ) from error
+        way = "if a studio or server is running there, use that one, or name another --port, or 0 for any free one"
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            way = "name an address of this machine by --host, 0.0.0.0 for all of them"
+        raise InputError(f"cannot listen on {host} port {port}: {error.strerror}; {way}") from error
     return bound
 
 
@@ -181,6 +182,7 @@ class Server(uvicorn.Server):
             ws="none",
             lifespan="off",
             loop="asyncio",
+            log_config=None,  # uvicorn's own needs a standard output
             log_level="error",
             access_log=False,  # it would record what people look at
             server_header=False,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,6 +167,9 @@ class Meaning:
     text: str
     taken_as: Literal["label", "word", "name", "state", "folder", "date", "like"]
     detail: str = ""
+
+    # for the schema of the API
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"alias_generator": lambda name: _JSON_NAMES.get(name, name)}
 
 
 @dataclass(frozen=True)
@@ -352,7 +355,7 @@ Progress = Callable[[int, int], None]
 """Called with the number done and the total; an exception ends the work, of which then nothing is written."""
 Listener = Callable[[str, Any], None]
 """Called with an event's name and its value: ("project", Overview) on progress and changes."""
-_JSON_NAMES = {"taken_as": "as"}
+_JSON_NAMES: Mapping[str, str] = {"taken_as": "as"}
 
 
 def as_json(value: Any) -> Any:

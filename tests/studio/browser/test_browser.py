@@ -1564,3 +1564,115 @@ def test_unreadable_pictures_are_tried_again_at_a_click(opened: Opened) -> None:
         page.get_by_role("button", name="Try again now").click()
     expect(opened.toast("The folders are looked through again.")).to_be_visible()
     expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_a_reply_that_breaks_off_is_asked_for_again(opened: Opened) -> None:
+    page = opened.page
+    opened.client.define("dog")
+    page.evaluate("location.hash = '#/review/dog'")
+    expect(page.get_by_role("button", name="Yes")).to_be_visible()
+
+    def cut(route: Route) -> None:
+        route.fetch()
+        route.fulfill(status=200, body='{"acknow')
+
+    page.route("**/v1/answers", cut, times=1)
+    page.keyboard.press("a")
+    expect(opened.toast("Answered: yes")).to_be_visible()
+    assert said(opened, "dog")["yes"] == 1
+    page.route("**/v1/project", lambda route: route.fulfill(status=200, body=""), times=1)
+    page.evaluate("studio.store.loadProject()")
+    expect(page.get_by_role("alert").filter(has_text="does not answer")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_a_list_that_cannot_be_read_again_stays_on_the_screen(opened: Opened) -> None:
+    page = opened.page
+    expect(opened.cell("00-dog-cat.png")).to_be_visible()
+    page.route("**/v1/pictures", lambda route: route.fulfill(status=503, json={"detail": "too much to do"}), times=1)
+    opened.client.define("dog")
+    expect(page.get_by_role("alert")).to_contain_text("Too much to do")
+    page.keyboard.press("End")  # which draws it anew
+    page.keyboard.press("Space")
+    expect(page.get_by_text("1 selected")).to_be_visible()
+
+
+@pytest.mark.parametrize("what", ["Labels", "Project"])
+def test_a_reply_that_was_overtaken_is_not_shown(opened: Opened, what: str) -> None:
+    page = opened.page
+    opened.client.define("dog")
+    expect(page.get_by_role("link", name="Review dog")).to_be_visible()
+    late: list[tuple[Route, Any]] = []
+    page.route(f"**/v1/{what.lower()}", lambda route: late.append((route, route.fetch())), times=1)
+    page.evaluate(f"void (globalThis.late = studio.store.load{what}())")
+    until(page, lambda: bool(late))
+    opened.client.define("cat")
+    expect(page.get_by_role("link", name="Review cat")).to_be_visible()
+    late[0][0].fulfill(response=late[0][1])
+    page.evaluate("globalThis.late")
+    expect(page.get_by_role("link", name="Review cat")).to_be_visible()
+    version = opened.client.get("/v1/project")["version"]
+    assert page.evaluate("studio.store.project.value.version") == version
+
+
+def test_a_threshold_that_was_refused_is_not_shown(opened: Opened) -> None:
+    page, slider = opened.page, opened.page.get_by_role("slider", name="Threshold")
+    teach(opened, "00-dog-cat.png", "dog")
+    value = slider.input_value()
+    refusal = {"detail": "the project cannot be written: no space left on device; make room"}
+    page.route("**/v1/labels/dog", lambda route: route.fulfill(status=503, json=refusal))
+    page.keyboard.press("]")
+    expect(slider).not_to_have_value(value)
+    expect(page.get_by_role("alert")).to_contain_text("no space left on device")
+    expect(slider).to_have_value(value)
+
+
+def test_another_choice_while_a_delivery_runs_hides_it_and_its_end_is_told(opened: Opened) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    running = {"id": "1", "kind": "deliver", "state": "running", "done": 1, "total": 9, "detail": None, "result": None}
+    page.route("**/v1/jobs/*", lambda route: route.fulfill(json=running))
+    page.keyboard.press("d")
+    dialog = page.get_by_role("dialog")
+    with page.expect_response("**/v1/jobs/*"):
+        dialog.get_by_role("button", name="Deliver").click()
+    dialog.get_by_role("radio", name=re.compile("JSON lines")).click()
+    expect(dialog.get_by_role("progressbar")).to_have_count(0)
+    page.unroute("**/v1/jobs/*")
+    done = running | {"state": "done", "result": {"file": "tags.csv", "changes": 36}}
+    page.route("**/v1/jobs/*", lambda route: route.fulfill(json=done))
+    expect(opened.toast("Written: deliveries/tags.csv")).to_be_visible()
+    expect(dialog.get_by_role("link", name="Download")).to_have_count(0)
+    expect(dialog.get_by_role("button", name="Deliver")).to_be_enabled()
+
+
+def test_a_second_enter_does_not_teach_twice(opened: Opened) -> None:
+    page = opened.page
+    opened.cell("00-dog-cat.png").click()
+    page.keyboard.press("n")
+    page.get_by_label("Name", exact=True).fill("dog")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    expect(opened.toast("“dog” learnt from 1 picture")).to_be_visible()
+    opened.toast("learnt").get_by_role("button", name="Undo").click()
+    expect(opened.toast("The label dog taken back")).to_be_visible()
+
+
+def test_a_key_with_a_sign_that_is_no_escape_is_told_to_be_wrong(opened: Opened, browser: Browser) -> None:
+    with open_page(browser) as page:
+        page.goto(f"{opened.url}/#token=50%")
+        expect(page.get_by_role("heading", name="This page has no key to the studio")).to_be_visible()
+
+
+def test_the_label_that_the_arrows_mark_is_seen(opened: Opened) -> None:
+    page = opened.page
+    digest, labels = opened.client.search()["pictures"][0]["digest"], [f"label {number:02}" for number in range(40)]
+    for label in labels:
+        opened.client.define(label, words=False)
+    given = [{"id": str(uuid.uuid4()), "picture": digest, "label": label, "answer": "yes"} for label in labels]
+    opened.client.post("/v1/answers", {"answers": given})
+    page.evaluate("digest => (location.hash = `#/picture/${digest}`)", digest)
+    expect(page.locator(".belief")).to_have_count(len(labels))
+    for _ in range(30):
+        page.keyboard.press("ArrowDown")
+    expect(page.locator(".belief.here")).to_be_in_viewport(ratio=1)

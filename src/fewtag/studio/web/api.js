@@ -45,13 +45,15 @@ async function call(method, path, body, headers = {}) {
     request.headers = { ...request.headers, "Content-Type": "application/json" };
   }
   let reply;
+  let said = null;
   try {
     reply = await fetch(path, request);
+    if (reply.status === 204) return reply.headers.get("Fewtag-Undo");
+    said = await reply.json();
   } catch {
-    throw new Problem("The studio does not answer; start it again, nothing you said is lost.", 0);
+    // a reply that broke off is none; a refusal may have no sentence
+    if (!reply || reply.ok) throw new Problem("The studio does not answer; start it again, nothing you said is lost.", 0);
   }
-  if (reply.status === 204) return reply.headers.get("Fewtag-Undo");
-  const said = await reply.json().catch(() => null);
   if (!reply.ok) throw new Problem(said?.detail ?? said?.title ?? `The studio refused this (${reply.status}).`, reply.status);
   return said;
 }

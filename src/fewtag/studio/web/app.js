@@ -183,7 +183,7 @@ function listen() {
     source = new EventSource("/v1/events");
     source.addEventListener("project", (event) => {
       store.online.value = true;
-      store.project.value = JSON.parse(/** @type {MessageEvent} */ (event).data);
+      store.hearProject(JSON.parse(/** @type {MessageEvent} */ (event).data));
       clearTimeout(again);
       again = setTimeout(store.loadLabels, 300);
     });
@@ -213,7 +213,7 @@ async function start() {
   if (token) {
     history.replaceState(null, "", `${location.pathname}#/`);
     store.route.value = store.parseRoute("#/");
-    await store.attempt(() => api.openSession(decodeURIComponent(token)));
+    await store.attempt(() => api.openSession(store.decoded(token)));
   }
   render(html`<${App} />`, /** @type {HTMLElement} */ (document.getElementById("app")));
   await store.loadProject();

@@ -57,13 +57,19 @@ function chosenPictures() {
   return screen === "picture" ? [name] : screen === "library" ? [...selection.value] : [];
 }
 
-/** @param {(name: string) => void} run */
+/** Forms under way: a second Enter would be a second change. @type {WeakSet<HTMLFormElement>} */
+const sent = new WeakSet();
+/** @param {(name: string) => unknown} run */
 const submitting = (run) => async (/** @type {SubmitEvent} */ event) => {
   event.preventDefault();
-  const name = String(new FormData(/** @type {HTMLFormElement} */ (event.target)).get("name") ?? "").trim();
+  const form = /** @type {HTMLFormElement} */ (event.target);
+  const name = String(new FormData(form).get("name") ?? "").trim();
+  if (!name || sent.has(form)) return;
+  sent.add(form);
   // it may have been made elsewhere, or before this page knew the labels
-  if (name && !store.labelNames.value.includes(name)) await store.loadLabels();
-  if (name) run(name);
+  if (!store.labelNames.value.includes(name)) await store.loadLabels();
+  await run(name);
+  sent.delete(form);
 };
 
 /** The label of this name, in whatever case: “Food” beside “food” would be two labels of one thing. @param {string} typed */
@@ -76,7 +82,7 @@ function Name({ title, says, verdict }) {
   const refusal = useSignal("");
   const run = (/** @type {string} */ name) => {
     const known = labelCalled(name);
-    if (!known && verdict === "yes") return void learn(name, digests, (sentence) => (refusal.value = sentence));
+    if (!known && verdict === "yes") return learn(name, digests, (sentence) => (refusal.value = sentence));
     if (!known) return void (refusal.value = `There is no label “${name}” yet.`);
     store.dialog.value = "";
     answerFor(known, verdict, digests);
@@ -119,7 +125,7 @@ function NewLabel() {
   const digests = shown.value ? chosen : [];
   const refusal = useSignal("");
   return html`<${Dialog} title="New label">
-    <form onSubmit=${submitting((name) => void learn(name, digests, (sentence) => (refusal.value = sentence)))}>
+    <form onSubmit=${submitting((name) => learn(name, digests, (sentence) => (refusal.value = sentence)))}>
       ${digests.length > 0 && html`<ul class="strip">${digests.slice(0, 6).map((digest) => html`<li key=${digest}><img src=${api.thumbnail(digest)} alt="Example" /></li>`)}
         ${digests.length > 6 && html`<li class="more">+${digests.length - 6}</li>`}</ul>`}
       <label>Name <input name="name" list="names" maxlength="200" defaultValue=${store.dialogName.value} autocomplete="off" autofocus required placeholder="heron, or birds/heron" /></label>
@@ -226,20 +232,32 @@ function Deliver() {
   };
   /** @param {boolean} take_back */
   const start = async (take_back) => {
-    job.value = { id: "", kind: "deliver", state: "running", done: 0, total: 0, detail: null, result: null };
+    /** @type {api.Job | null} */
+    let now = { id: "", kind: "deliver", state: "running", done: 0, total: 0, detail: null, result: null };
+    job.value = now;
     back.value = take_back;
     refusal.value = "";
     const asked = take_back ? { format: "xmp", take_back } : wanted.value;
-    job.value = (await store.attempt(() => api.deliver({ ...asked, dry_run: false }))) ?? null;
-    while (job.value?.state === "running") {
+    /** Another choice may be shown by now. */
+    const seen = () => !closed.current && job.value === now;
+    const show = (/** @type {api.Job | undefined} */ next) => {
+      if (seen()) job.value = next ?? null;
+      now = next ?? null;
+    };
+    show(await store.attempt(() => api.deliver({ ...asked, dry_run: false })));
+    while (now?.state === "running") {
+      const { id } = now;
       await new Promise((wake) => setTimeout(wake, 250));
-      job.value = (await store.attempt(() => api.getJob(/** @type {api.Job} */ (job.value).id))) ?? null;
+      show(await store.attempt(() => api.getJob(id)));
     }
-    if (take_back && job.value?.state === "done") wanted.value = { ...wanted.value }; // what would be written now
-    if (job.value?.state === "failed") refusal.value = job.value.detail ?? "The delivery failed.";
-    if (!closed.current) return;
-    const result = job.value?.result;
-    if (refusal.value) store.say(refusal.value, { bad: true });
+    const failure = now?.state === "failed" ? (now.detail ?? "The delivery failed.") : "";
+    if (seen()) {
+      refusal.value = failure;
+      if (take_back && now?.state === "done") wanted.value = { ...wanted.value }; // what would be written now
+      return;
+    }
+    const result = now?.result;
+    if (failure) store.say(failure, { bad: true });
     else if (result?.failures) store.say(`${ended(result, take_back)} ${failed(result.failures, take_back)}`, { bad: true });
     else if (result) store.say(ended(result, take_back), { seconds: 20 });
   };

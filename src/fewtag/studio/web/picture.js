@@ -82,6 +82,7 @@ export function Picture() {
   const pick = (step) => {
     const place = rows.findIndex((row) => row.label === here?.label) + step;
     if (rows[place]) chosen.value = rows[place].label;
+    document.querySelectorAll(".belief")[place]?.scrollIntoView({ block: "nearest" });
   };
   const back = () => (location.hash = store.walk.value.back);
   const likeThis = () => store.go("library", "", { like: digest, box: box.value?.map((each) => each.toFixed(3)).join(",") });

@@ -202,8 +202,8 @@ const nearest = (curve, threshold) =>
 /** @param {string} label @param {import("./view.js").Signal<api.ReviewPage | null>} page @param {number | null} to */
 async function setThreshold(label, page, to) {
   const row = await store.attempt(() => api.change(label, { threshold: to }));
+  show(label, page, (row ?? store.labels.value?.find((each) => each.name === label))?.threshold);
   if (!row) return;
-  show(label, page, row.threshold);
   store.sayChange(to === null ? "The threshold is the model's own again." : `“${label}” from ${percent(to)} on.`, row.undo);
 }
 

@@ -68,7 +68,7 @@ export function parseRoute(hash) {
 }
 
 /** @param {string} name @returns {string} without its escapes; as it is if they are none, as in "100%" typed by hand */
-function decoded(name) {
+export function decoded(name) {
   try {
     return decodeURIComponent(name);
   } catch {
@@ -128,8 +128,17 @@ export async function attempt(action, refused = (sentence) => say(sentence, { ba
   }
 }
 
-export const loadProject = () => attempt(async () => (project.value = await api.getProject()));
-export const loadLabels = () => attempt(async () => (labels.value = await api.getLabels()));
+/** What the server says of itself: a reply that a later one, or its own news, overtook is not shown. @template T @param {import("./view.js").Signal<T>} into @param {() => Promise<T>} read */
+function latest(into, read) {
+  let [asked, shown] = [0, 0];
+  const show = (/** @type {number} */ turn, /** @type {T} */ got) => {
+    if (turn > shown) [shown, into.value] = [turn, got];
+    return got;
+  };
+  return { load: () => attempt(async () => show(++asked, await read())), hear: (/** @type {T} */ got) => show(++asked, got) };
+}
+export const { load: loadProject, hear: hearProject } = latest(/** @type {import("./view.js").Signal<any>} */ (project), api.getProject);
+export const { load: loadLabels } = latest(/** @type {import("./view.js").Signal<any>} */ (labels), api.getLabels);
 
 // --- answers: kept in the browser until the server has them on its disk ----------------------------------------------
 
@@ -437,10 +446,11 @@ export class Listing {
   }
 
   /** Reads again what was read, where it is on the screen. @param {number} first @param {number} end */
-  async refresh(first, end) {
-    this.asked.clear();
-    await this.need(first, end);
-    for (const page of this.pages.keys()) if (!this.asked.has(page)) this.pages.delete(page);
+  refresh(first, end) {
+    this.asked = new Map();
+    // what is on the screen stays until the new is there
+    for (const page of this.pages.keys()) if (page < Math.floor(first / PAGE) || page * PAGE >= end) this.pages.delete(page);
+    return this.need(first, end);
   }
 
   /** Shows answers before the server has them. @param {Iterable<string>} digests @param {string} label @param {import("./api.js").Verdict} verdict */
