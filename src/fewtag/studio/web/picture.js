@@ -1,6 +1,6 @@
 // Picture: one picture, every label, where each is seen and why.
 import * as api from "./api.js";
-import { useKeys } from "./keys.js";
+import { latin, useKeys } from "./keys.js";
 import { percent, plural } from "./library.js";
 import * as store from "./store.js";
 import { html, useEffect, useLayoutEffect, useRef, useSignal, useState } from "./view.js";
@@ -50,7 +50,7 @@ export function Picture() {
     return () => void (late = true);
   }, [digest, store.version.value, store.returns.value, store.unsent.value.length === 0]);
   useEffect(() => {
-    const up = (/** @type {KeyboardEvent} */ event) => event.key.toLowerCase() === "h" && (heated.value = false);
+    const up = (/** @type {KeyboardEvent} */ event) => latin(event) === "h" && (heated.value = false);
     addEventListener("keyup", up);
     return () => removeEventListener("keyup", up);
   }, []);
@@ -92,7 +92,7 @@ export function Picture() {
     { keys: ["ArrowUp"], says: "The label above", run: () => pick(-1) },
     { keys: ["ArrowDown"], says: "The label below", run: () => pick(1) },
     { keys: ["1", "2", "3", "4", "5", "6", "7", "8", "9"], says: "Yes, no, unknown for the label of that number", run: (event) => {
-      const row = rows.find((each) => each.label === store.labelNames.value[Number(event.key) - 1]);
+      const row = rows.find((each) => each.label === store.labelNames.value[Number(latin(event)) - 1]);
       if (row) answer(row.label, row.answer ? NEXT[row.answer] : "yes");
     } },
     { keys: ["a"], says: "Yes for the label that is marked", run: () => here && answer(here.label, "yes") },
