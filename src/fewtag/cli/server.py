@@ -153,6 +153,8 @@ def studio(
     _check_extra("studio")
     kept = cache_folder(cache)
     if check or backup is not None:
+        if pictures:
+            raise InputError(f"--check and --backup look at the project alone; leave {pictures[0]} out")
         _check_project(project)
     if backup is not None:
         from fewtag.studio.project import backup as copy
