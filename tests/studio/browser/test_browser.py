@@ -316,7 +316,7 @@ def test_keys_are_found_on_keyboards_of_other_scripts(opened: Opened) -> None:
     press("я", "KeyZ", modifiers=2)
     expect(opened.toast("Taken back")).to_be_visible()
     expect(group.get_by_role("button", name="dog: no")).to_have_attribute("aria-pressed", "true")
-    for key, code in (("q", "KeyA"), ("ł", "KeyA"), ("é", "Digit1"), ("d", "KeyH")):  # Latin layouts mean what they write
+    for key, code in (("q", "KeyA"), ("ł", "KeyA"), ("é", "Digit1"), ("d", "KeyH")):  # Latin ones mean what they write
         press(key, code)
     expect(page.get_by_role("dialog", name="Deliver")).to_be_visible()
     page.keyboard.press("Escape")
@@ -1705,4 +1705,8 @@ def test_the_label_that_the_arrows_mark_is_seen(opened: Opened) -> None:
     expect(page.locator(".belief")).to_have_count(len(labels))
     for _ in range(30):
         page.keyboard.press("ArrowDown")
-    expect(page.locator(".belief.here")).to_be_in_viewport(ratio=1)
+    marked = page.locator(".belief.here")
+    expect(marked).to_be_in_viewport(ratio=1)
+    # a screen reader is told of it, too
+    name, chance = (marked.locator(part).inner_text() for part in (".name", ".p"))
+    expect(page.locator("[aria-live=polite].unseen")).to_have_text(f"{name}: {chance}, yes")

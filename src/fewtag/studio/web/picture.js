@@ -81,7 +81,10 @@ export function Picture() {
   /** @param {number} step */
   const pick = (step) => {
     const place = rows.findIndex((row) => row.label === here?.label) + step;
-    if (rows[place]) chosen.value = rows[place].label;
+    const row = rows[place];
+    if (!row) return;
+    chosen.value = row.label;
+    store.announcement.value = `${row.label}: ${percent(row.p)}${row.answer ? `, ${row.answer}` : ""}`;
     document.querySelectorAll(".belief")[place]?.scrollIntoView({ block: "nearest" });
   };
   const back = () => (location.hash = store.walk.value.back);
