@@ -1710,3 +1710,13 @@ def test_the_label_that_the_arrows_mark_is_seen(opened: Opened) -> None:
     # a screen reader is told of it, too
     name, chance = (marked.locator(part).inner_text() for part in (".name", ".p"))
     expect(page.locator("[aria-live=polite].unseen")).to_have_text(f"{name}: {chance}, yes")
+
+
+def test_a_picture_says_why_a_label_without_word_and_example_is_not_there(opened: Opened) -> None:
+    page = opened.page
+    opened.client.define("SKU-4711", words=False)
+    page.evaluate("digest => (location.hash = `#/picture/${digest}`)", opened.client.search()["pictures"][0]["digest"])
+    labels = page.get_by_role("complementary", name="Labels of the picture")
+    expect(labels).to_contain_text("No label has a word or an example yet. Give this picture one by its name:")
+    opened.client.forget("SKU-4711")
+    expect(labels).to_contain_text("No labels yet")

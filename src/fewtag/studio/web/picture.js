@@ -124,7 +124,7 @@ export function Picture() {
     </section>
     <aside class="rail" aria-label="Labels of the picture">
       ${shown && html`<h1 title=${shown.name}>${shown.name.split("/").at(-1)}</h1>
-        ${rows.length === 0 && html`<p class="dim">No labels yet. Name what this picture shows:</p>`}
+        ${rows.length === 0 && html`<p class="dim">${store.labelNames.value.length ? "No label has a word or an example yet. Give this picture one by its name:" : "No labels yet. Name what this picture shows:"}</p>`}
         <ul class="beliefs">${rows.map((row) => html`<li key=${row.label}><${Belief} ...${{ row, number: store.labelNames.value.indexOf(row.label) + 1, here: row === here, answer }}
           point=${(/** @type {boolean} */ on) => {
             chosen.value = row.label;
