@@ -249,6 +249,24 @@ def test_what_could_not_go_on_to_an_edited_file_does_at_the_next_scan(
     assert [cell.name for cell in studio.search("is:confirmed", stacked=False).pictures] == [name]
 
 
+def test_answers_go_on_to_a_file_that_could_not_be_read_while_it_was_written(open_studio: Open, album: Path) -> None:
+    studio = open_studio(album)
+    name, digest = min(digests(studio).items())
+    studio.teach("dog", [digest])
+    assert studio.wait(300)
+    picture = Image.open(album / name)
+    picture.load()
+    (album / name).write_bytes((album / name).read_bytes()[:20])
+    studio.rescan()
+    assert studio.wait(300)
+    assert name in {failure.name for failure in studio.failures()}
+    picture.save(album / name, compress_level=1)  # other bytes, the same pixels
+    studio.rescan()
+    assert studio.wait(300)
+    assert digests(studio)[name] != digest
+    assert [cell.name for cell in studio.search("is:confirmed", stacked=False).pictures] == [name]
+
+
 def test_an_example_whose_file_is_gone_is_still_seen(open_studio: Open, album: Path) -> None:
     studio = open_studio(album)
     names = digests(studio)
