@@ -268,6 +268,19 @@ def test_answers_go_on_to_a_file_that_could_not_be_read_while_it_was_written(ope
     assert [cell.name for cell in studio.search("is:confirmed", stacked=False).pictures] == [name]
 
 
+def test_a_label_that_is_older_than_the_first_picture_hides_none(
+    open_studio: Open, drawn_album: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "new").mkdir()
+    studio = open_studio(tmp_path / "new")
+    studio.define("dog")
+    monkeypatch.setattr(studio.background, "_settle", lambda: None)  # as before it has had the time
+    shutil.copy(min((drawn_album / "2023").iterdir()), tmp_path / "new")
+    studio.rescan()
+    assert studio.wait(300)
+    assert studio.search().total == 1
+
+
 def test_an_example_whose_file_is_gone_is_still_seen(open_studio: Open, album: Path) -> None:
     studio = open_studio(album)
     names = digests(studio)
