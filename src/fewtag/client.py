@@ -204,11 +204,11 @@ class Client:
 
     def get(self, path: str, **query: Any) -> Any:
         """Request any other address of the API; returns JSON, or bytes."""
-        return self._ask("GET", f"{path}?{urlencode(query)}" if query else path)
+        return self._ask("GET", f"{path}?{urlencode(query)}" if query else path, raw=True)
 
     def post(self, path: str, asked: dict[str, Any]) -> Any:
         """Send any other request of the API."""
-        return self._ask("POST", path, asked)
+        return self._ask("POST", path, asked, raw=True)
 
     def _says(self, path: str, what: str) -> bool:
         """Whether a server is there and the field in its reply is true."""
@@ -242,8 +242,12 @@ class Client:
         kind: str = "application/json",
         *,
         patience: float | None = None,
+        raw: bool = False,
     ) -> Any:
-        """One request; a change carries an idempotency key, so that it is not done twice if its reply was lost."""
+        """One request; a change carries an idempotency key, so that it is not done twice if its reply was lost.
+
+        `raw` takes other replies than JSON, too.
+        """
         content = json.dumps(body).encode() if isinstance(body, dict) else body
         headers = self._headers() | ({} if content is None else {"Content-Type": kind})
         if method != "GET" and path not in _CHANGE_NOTHING:
@@ -259,7 +263,11 @@ class Client:
             raise _refused(status, reply)
         if not reply:
             return None
-        return json.loads(reply) if reply[:1] in b"{[" else reply
+        if reply[:1] in b"{[":
+            return json.loads(reply)
+        if not raw:
+            raise ConnectionError(f"no fewtag answers at {self.url}, but another program; check the address")
+        return reply
 
     def _request(
         self, method: str, path: str, content: bytes | None, headers: dict[str, str]

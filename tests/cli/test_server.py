@@ -154,6 +154,18 @@ def test_options_that_contradict_each_other_are_refused(cli: Cli, bank: Path, tm
     assert "exclude each other" in cli("serve", bank, "--cache", tmp_path, "--no-cache").err
     (tmp_path / "project").mkdir()
     assert "leave --no-cache out" in cli("serve", tmp_path / "project", "--no-cache").err
+    for instead in (("--check",), ("--backup", tmp_path / "copy.sqlite")):
+        refused = cli("studio", tmp_path / "none", tmp_path, *instead)
+        assert (refused.code, f"leave {tmp_path} out" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize("address", ["ftp://x", "http://", "http://[x", "http://nowhere.invalid"])
+def test_a_wrong_address_of_label_studio_is_refused_before_anything_is_served(
+    cli: Cli, bank: Path, served: list[Settings], address: str
+) -> None:
+    refused = cli("serve", bank, "--port", 0, "--label-studio", address)
+    assert (refused.code, refused.out, served) == (2, "", [])
+    assert f"--label-studio '{address}'" in refused.err
 
 
 def test_services_are_there_where_they_are_asked_for_and_take_pictures_in_json(

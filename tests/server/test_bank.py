@@ -110,6 +110,8 @@ def test_what_is_wrong_with_a_body_is_named(running: Running) -> None:
         ("/v1/answers", good | {"id": 7}, "id"),
         ("/v1/tag", {"pictures": []}, "pictures"),
         ("/v1/labels/dog/examples", {"pictures": 1_001 * [32 * "0"]}, "pictures"),
+        (f"/v1/labels/{201 * 'x'}/examples", {"pictures": [32 * "0"]}, "path.name"),
+        ("/v1/labels", {"name": 201 * "x"}, "name"),
         ("/v1/labels", {"nam": "dog"}, "nam"),
     ):
         with pytest.raises(ApiError, match=f"^{where}.* is not as it should be"):

@@ -69,6 +69,17 @@ def newer() -> Iterator[Client]:
     server.server_close()
 
 
+def test_another_programs_page_is_one_sentence(newer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json, "dumps", lambda *_: "<!doctype html><title>another program</title>")
+    for ask in (newer.labels, newer.search, lambda: newer.tag([("a.jpg", b"x")]), lambda: newer.job("1")):
+        with pytest.raises(
+            ConnectionError, match=r"no fewtag answers at http://127.0.0.1:\d+/behind, .*check the address"
+        ):
+            ask()
+    assert not newer.health()
+    assert newer.get("/other").startswith(b"<!doctype html>")
+
+
 def test_fields_that_came_later_are_passed_over(newer: Client) -> None:
     assert [label.name for label in newer.labels()] == ["dog"]
     assert newer.job("1").state == "done"

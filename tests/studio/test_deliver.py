@@ -90,6 +90,20 @@ def test_a_delivery_that_is_stopped_leaves_nothing(studio: Studio) -> None:
     assert list((studio.folder / "deliveries").iterdir()) == []
 
 
+def test_deliveries_that_begin_in_the_same_second_are_two_files(
+    studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.strftime", lambda _form: "2026-01-01-000000")
+    other: list[str] = []
+
+    def begin_another(_done: int, _total: int) -> None:
+        if not other:
+            other.append("")
+            other[0] = str(studio.deliver("csv").file)
+
+    assert studio.deliver("csv", progress=begin_another).file not in other
+
+
 def test_a_delivery_is_of_one_state_though_labels_and_folders_change_meanwhile(
     open_studio: Callable[..., Studio], album: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

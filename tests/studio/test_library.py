@@ -246,7 +246,39 @@ def test_what_could_not_go_on_to_an_edited_file_does_at_the_next_scan(
     studio.close()
     studio = open_studio(album)
     assert digests(studio)[name] != digest
+    assert (studio.overview().answers, studio.check().answers) == (1, 1), "it is one answer still"
     assert [cell.name for cell in studio.search("is:confirmed", stacked=False).pictures] == [name]
+
+
+def test_answers_go_on_to_a_file_that_could_not_be_read_while_it_was_written(open_studio: Open, album: Path) -> None:
+    studio = open_studio(album)
+    name, digest = min(digests(studio).items())
+    studio.teach("dog", [digest])
+    assert studio.wait(300)
+    picture = Image.open(album / name)
+    picture.load()
+    (album / name).write_bytes((album / name).read_bytes()[:20])
+    studio.rescan()
+    assert studio.wait(300)
+    assert name in {failure.name for failure in studio.failures()}
+    picture.save(album / name, compress_level=1)  # other bytes, the same pixels
+    studio.rescan()
+    assert studio.wait(300)
+    assert digests(studio)[name] != digest
+    assert [cell.name for cell in studio.search("is:confirmed", stacked=False).pictures] == [name]
+
+
+def test_a_label_that_is_older_than_the_first_picture_hides_none(
+    open_studio: Open, drawn_album: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "new").mkdir()
+    studio = open_studio(tmp_path / "new")
+    studio.define("dog")
+    monkeypatch.setattr(studio.background, "_settle", lambda: None)  # as before it has had the time
+    shutil.copy(min((drawn_album / "2023").iterdir()), tmp_path / "new")
+    studio.rescan()
+    assert studio.wait(300)
+    assert studio.search().total == 1
 
 
 def test_an_example_whose_file_is_gone_is_still_seen(open_studio: Open, album: Path) -> None:

@@ -153,6 +153,8 @@ def studio(
     _check_extra("studio")
     kept = cache_folder(cache)
     if check or backup is not None:
+        if pictures:
+            raise InputError(f"--check and --backup look at the project alone; leave {pictures[0]} out")
         _check_project(project)
     if backup is not None:
         from fewtag.studio.project import backup as copy
@@ -291,6 +293,9 @@ def _settings(
     settings = Settings(token, host, port, tuple(names or ()), read_only, keeps_token=kept)
     asked = {each.value for each in services or ()}
     if label_studio:
+        from fewtag.server.label_studio import OneHost
+
+        OneHost(label_studio, settings.most_bytes)  # refuses a wrong address before anything is served
         asked.add("label-studio")
     elif "label-studio" in asked:
         raise InputError(

@@ -341,7 +341,10 @@ class OneHost:
     """
 
     def __init__(self, url: str, most_bytes: int) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:  # half an IPv6 address
+            parts = urlsplit("")
         if parts.scheme not in _PORTS or not parts.hostname or parts.username or parts.query:
             raise InputError(f"--label-studio {url!r} is no address; give one like http://localhost:8080")
         self.scheme, self.host, self.base = parts.scheme, parts.hostname, parts.path.rstrip("/")

@@ -213,7 +213,7 @@ def define(asked: bodies.NewLabel, server: Server) -> Response:
     dependencies=NEEDS_WRITE,
     tags=["Labels"],
 )
-async def teach(name: str, request: Request, server: Server) -> Response:
+async def teach(name: bodies.Name, request: Request, server: Server) -> Response:
     """Teaches a known or a new label by pictures that show it: files, or digests; a project takes digests alone."""
     # a bank decodes them all, and holds them meanwhile
     files, _, asked = await _read(request, bodies.Examples if server.is_project else bodies.Pictures)

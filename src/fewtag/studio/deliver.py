@@ -4,6 +4,7 @@ A dry run reports what would be written, and what of it is new.
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,8 @@ from fewtag.tagging.tables import check_table, record, write_table
 TABLES = ("csv", "jsonl", "parquet")
 FORMATS = (*TABLES, "xmp", *FORMS, "onnx")
 _SAMPLE = 20
+_naming, _named = threading.Lock(), set[Path]()
+"""The paths of this run's deliveries: two that begin in the same second must not write the same file."""
 
 
 def deliver(
@@ -177,7 +180,9 @@ def _free_name(folder: Path, format: str) -> Path:  # noqa: A002
     stem, number = f"tags-{time.strftime('%Y-%m-%d-%H%M%S')}", 1
     ending = f".{format}" if format in TABLES else f"-{format}"
     path = folder / f"{stem}{ending}"
-    while path.exists():
-        number += 1
-        path = folder / f"{stem}-{number}{ending}"
+    with _naming:
+        while path in _named or path.exists():
+            number += 1
+            path = folder / f"{stem}-{number}{ending}"
+        _named.add(path)
     return path

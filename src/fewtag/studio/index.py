@@ -76,6 +76,8 @@ class Indexer:
         """`done` is set once the folders were walked; `hurry` if somebody waits for that, and no page goes first."""
         self.found, self.notice = 0, ""
         self._unread: set[str] = set()
+        self._former: dict[str, str] = {}
+        """The last picture of each file that cannot be read just now, as while another program writes it."""
         self._opened = ExitStack()
         self.private = self._opened.enter_context(Cache(cache, private=True))
         self.thumbnails = {size: thumbnails(self.private, size) for size in SIZES}
@@ -315,9 +317,12 @@ class Indexer:
             self.means.put_many([bytes.fromhex(each.digest) for each in news], means)
             self.library.add(list(news), means, half)
         for file in files:
-            before = self.library.files.get(file.path)
-            if before is not None and before.digest and file.digest and before.digest != file.digest:
-                self._edited(before.digest, file)
+            known = self.library.files.get(file.path)
+            before = known.digest if known is not None and known.digest else self._former.get(file.path)
+            if before and file.digest is None:
+                self._former[file.path] = before
+            elif before and before != file.digest:
+                self._edited(before, file)
         self.project.record(files=files)  # only now: if answers could not be carried over, the next scan tries again
         self.library.set_files(files)
         self._tell()

@@ -114,6 +114,11 @@ class Fold:
         """A label's latest answers by picture; empty for a label that was removed while somebody still looks at it."""
         return self.latest.get(label, {})
 
+    @property
+    def answers(self) -> int:
+        """How many answers there are; one that went on to an edited file counts there alone."""
+        return sum(not said.former for label in self.labels for said in self.latest[label].values())
+
     def resolve(self, label: int) -> int:
         """The label that a label was merged into in the end, or itself."""
         while label in self.merged:

@@ -284,7 +284,7 @@ class Ranking:
         fold = self.fold
         for label in fold.labels.values():
             scored, latest = self.scores.kept.get(label.name), fold.latest[label.id]
-            if scored is None:
+            if scored is None or not len(scored.logits):
                 continue
             inside = np.minimum(rows, len(scored.logits) - 1)
             chances = scored.chances[inside]

@@ -152,7 +152,7 @@ class Studio:
             self.model.name,
             tuple(self.indexer.folders),
             len(fold.labels),
-            sum(len(fold.latest[label]) for label in fold.labels),
+            fold.answers,
             bool(log.done),
             bool(log.undone),
             log.version,
@@ -495,9 +495,8 @@ class Studio:
             problems.append(f"{missing} answered pictures have neither a file nor kept features; they teach nothing")
         if self.background.written.is_set() and (lost := self.deriver.differs(bank)):
             problems.append(lost)
-        answers = sum(len(fold.latest[label]) for label in fold.labels)
         pictures = {file.digest for file in self.project.files() if file.digest}  # a mere check does not index
-        return values.Checked(answers, len(fold.labels), len(pictures), tuple(problems))
+        return values.Checked(fold.answers, len(fold.labels), len(pictures), tuple(problems))
 
 
 def _id_of_mate(answer: str, mate: str) -> str:

@@ -297,6 +297,36 @@ def test_a_part_of_a_picture_is_searched_for(opened: Opened) -> None:
     expect(page.locator("[data-place='0']")).to_be_visible()
 
 
+def test_keys_are_found_on_keyboards_of_other_scripts(opened: Opened) -> None:
+    page = opened.page
+    session = page.context.new_cdp_session(page)
+
+    def press(key: str, code: str, **more: int) -> None:
+        for kind in ("keyDown", "keyUp"):
+            session.send("Input.dispatchKeyEvent", {"type": kind, "key": key, "code": code, **more})
+
+    teach(opened, "00-dog-cat.png", "dog")
+    page.goto(f"{opened.url}/#/picture/{opened.client.search()['pictures'][5]['digest']}")
+    group = page.get_by_role("group", name="dog")
+    expect(group).to_be_visible()
+    scripts = (("ф", "KeyA", "yes"), ("ס", "KeyX", "no"), ("α", "KeyA", "yes"), ("۱", "Digit1", "no"))
+    for key, code, word in (*scripts, ("ش", "KeyA", "yes"), ("ء", "KeyX", "no"), ("ㅁ", "KeyA", "yes")):
+        press(key, code)
+        expect(group.get_by_role("button", name=f"dog: {word}")).to_have_attribute("aria-pressed", "true")
+    press("я", "KeyZ", modifiers=2)
+    expect(opened.toast("Taken back")).to_be_visible()
+    expect(group.get_by_role("button", name="dog: no")).to_have_attribute("aria-pressed", "true")
+    for key, code in (("q", "KeyA"), ("ł", "KeyA"), ("é", "Digit1"), ("d", "KeyH")):  # Latin ones mean what they write
+        press(key, code)
+    expect(page.get_by_role("dialog", name="Deliver")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(group.get_by_role("button", name="dog: no")).to_have_attribute("aria-pressed", "true")
+    session.send("Input.dispatchKeyEvent", {"type": "keyDown", "key": "р", "code": "KeyH"})
+    expect(page.get_by_role("img", name="Where dog is seen")).to_be_visible()
+    session.send("Input.dispatchKeyEvent", {"type": "keyUp", "key": "р", "code": "KeyH"})
+    expect(page.get_by_role("img", name="Where dog is seen")).to_have_count(0)
+
+
 def test_a_look_at_a_picture_keeps_what_was_changed_on_the_page(opened: Opened) -> None:
     page = opened.page
     teach(opened, "00-dog-cat.png", "dog")
@@ -1675,4 +1705,18 @@ def test_the_label_that_the_arrows_mark_is_seen(opened: Opened) -> None:
     expect(page.locator(".belief")).to_have_count(len(labels))
     for _ in range(30):
         page.keyboard.press("ArrowDown")
-    expect(page.locator(".belief.here")).to_be_in_viewport(ratio=1)
+    marked = page.locator(".belief.here")
+    expect(marked).to_be_in_viewport(ratio=1)
+    # a screen reader is told of it, too
+    name, chance = (marked.locator(part).inner_text() for part in (".name", ".p"))
+    expect(page.locator("[aria-live=polite].unseen")).to_have_text(f"{name}: {chance}, yes")
+
+
+def test_a_picture_says_why_a_label_without_word_and_example_is_not_there(opened: Opened) -> None:
+    page = opened.page
+    opened.client.define("SKU-4711", words=False)
+    page.evaluate("digest => (location.hash = `#/picture/${digest}`)", opened.client.search()["pictures"][0]["digest"])
+    labels = page.get_by_role("complementary", name="Labels of the picture")
+    expect(labels).to_contain_text("No label has a word or an example yet. Give this picture one by its name:")
+    opened.client.forget("SKU-4711")
+    expect(labels).to_contain_text("No labels yet")

@@ -19,9 +19,17 @@ export const useKeys = (keys) => void (here = keys);
 /** For the page of all keys. */
 export const listKeys = () => ({ here, everywhere: EVERYWHERE });
 
+/** @type {Record<string, string>} */
+const BRACKETS = { BracketLeft: "[", BracketRight: "]" };
+const OTHER_SCRIPT = /^(?!\p{Script=Latin})[\p{L}\p{M}]|^(?!\d)\p{Nd}/u;
+
+/** An event's key in small letters; on a keyboard of another script, what a Latin one has in its place. @param {KeyboardEvent} event */
+export const latin = ({ key, code }) =>
+  ((OTHER_SCRIPT.test(key) && (/^(?:Key|Digit)(.)$/.exec(code)?.[1] ?? BRACKETS[code])) || key).toLowerCase();
+
 /** "ctrl-shift-z" of an event; the command key of a Mac counts as ctrl. @param {KeyboardEvent} event */
 function nameOf(event) {
-  const key = event.key === " " ? "Space" : event.key.length === 1 ? event.key.toLowerCase() : event.key;
+  const key = event.key === " " ? "Space" : latin(event).length === 1 ? latin(event) : event.key;
   const shift = event.shiftKey && (event.key.length > 1 || event.ctrlKey || event.metaKey);
   return `${event.ctrlKey || event.metaKey ? "ctrl-" : ""}${shift ? "shift-" : ""}${key}`;
 }

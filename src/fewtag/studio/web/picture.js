@@ -1,6 +1,6 @@
 // Picture: one picture, every label, where each is seen and why.
 import * as api from "./api.js";
-import { useKeys } from "./keys.js";
+import { latin, useKeys } from "./keys.js";
 import { percent, plural } from "./library.js";
 import * as store from "./store.js";
 import { html, useEffect, useLayoutEffect, useRef, useSignal, useState } from "./view.js";
@@ -50,7 +50,7 @@ export function Picture() {
     return () => void (late = true);
   }, [digest, store.version.value, store.returns.value, store.unsent.value.length === 0]);
   useEffect(() => {
-    const up = (/** @type {KeyboardEvent} */ event) => event.key.toLowerCase() === "h" && (heated.value = false);
+    const up = (/** @type {KeyboardEvent} */ event) => latin(event) === "h" && (heated.value = false);
     addEventListener("keyup", up);
     return () => removeEventListener("keyup", up);
   }, []);
@@ -81,7 +81,10 @@ export function Picture() {
   /** @param {number} step */
   const pick = (step) => {
     const place = rows.findIndex((row) => row.label === here?.label) + step;
-    if (rows[place]) chosen.value = rows[place].label;
+    const row = rows[place];
+    if (!row) return;
+    chosen.value = row.label;
+    store.announcement.value = `${row.label}: ${percent(row.p)}${row.answer ? `, ${row.answer}` : ""}`;
     document.querySelectorAll(".belief")[place]?.scrollIntoView({ block: "nearest" });
   };
   const back = () => (location.hash = store.walk.value.back);
@@ -92,7 +95,7 @@ export function Picture() {
     { keys: ["ArrowUp"], says: "The label above", run: () => pick(-1) },
     { keys: ["ArrowDown"], says: "The label below", run: () => pick(1) },
     { keys: ["1", "2", "3", "4", "5", "6", "7", "8", "9"], says: "Yes, no, unknown for the label of that number", run: (event) => {
-      const row = rows.find((each) => each.label === store.labelNames.value[Number(event.key) - 1]);
+      const row = rows.find((each) => each.label === store.labelNames.value[Number(latin(event)) - 1]);
       if (row) answer(row.label, row.answer ? NEXT[row.answer] : "yes");
     } },
     { keys: ["a"], says: "Yes for the label that is marked", run: () => here && answer(here.label, "yes") },
@@ -121,7 +124,7 @@ export function Picture() {
     </section>
     <aside class="rail" aria-label="Labels of the picture">
       ${shown && html`<h1 title=${shown.name}>${shown.name.split("/").at(-1)}</h1>
-        ${rows.length === 0 && html`<p class="dim">No labels yet. Name what this picture shows:</p>`}
+        ${rows.length === 0 && html`<p class="dim">${store.labelNames.value.length ? "No label has a word or an example yet. Give this picture one by its name:" : "No labels yet. Name what this picture shows:"}</p>`}
         <ul class="beliefs">${rows.map((row) => html`<li key=${row.label}><${Belief} ...${{ row, number: store.labelNames.value.indexOf(row.label) + 1, here: row === here, answer }}
           point=${(/** @type {boolean} */ on) => {
             chosen.value = row.label;
