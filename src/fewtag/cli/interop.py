@@ -167,7 +167,10 @@ def _of_project(
     """
     from fewtag.studio.project import FILE
     from fewtag.studio.studio import Studio
+    from fewtag.tagging.tables import MANIFEST
 
+    if (source / MANIFEST).is_file():
+        raise InputError(f"{source} is a folder of parts that `tag` wrote; tag into one table: --out tags.parquet")
     if not (source / FILE).is_file():
         raise InputError(f"{source} is no project of the studio; give a bank, a project or a table, then PHOTOS")
     with Studio.open(source, device=device) as studio:
