@@ -72,6 +72,16 @@ def test_output_for_which_there_is_no_room_is_one_sentence(bank: Path, options: 
     assert (ended.returncode, ended.stderr) == (2, said)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk without room is simulated by Linux")
+def test_a_bank_that_is_saved_is_said_to_be_though_there_is_no_room_for_the_output(cli: Cli, bank: Path) -> None:
+    command = [sys.executable, "-m", "fewtag", "forget", str(bank), "dog"]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    said = f"fewtag: {bank} is saved, but the output cannot be written: No space left on device; free some room\n"
+    assert (ended.returncode, ended.stderr) == (1, said)
+    assert "dog" not in json.loads(cli("labels", bank, "--json").out)
+
+
 def test_a_reader_that_left_is_nobodys_mistake(bank: Path) -> None:
     read, write = os.pipe()
     os.close(read)
