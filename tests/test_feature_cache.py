@@ -467,6 +467,7 @@ def test_another_version_of_ours_is_begun_anew(tmp_path: Path) -> None:
     assert held(space, range(3)) == []
     put(space, [1])
     assert held(open_space(tmp_path), range(3)) == [1]
+    assert not (tmp_path / f"{FILE}.damaged").exists(), "gigabytes, and nobody else's"
 
 
 # What a cache cannot do without
@@ -509,6 +510,20 @@ def test_a_database_that_another_process_holds_is_told_of_once(
     space = open_space(tmp_path)
     check_goes_on(space, warned, "locked")
     assert held(space, range(5)) == list(range(5)), "reading goes on"
+    other.close()
+
+
+def test_times_of_use_that_cannot_be_written_are_nothing_to_tell(
+    tmp_path: Path, warned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "BUSY_SECONDS", 0.05)
+    put(open_space(tmp_path), range(5))
+    other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    space = open_space(tmp_path)
+    assert held(space, range(5)) == list(range(5))
+    space.cache.close()
+    assert list(warned) == []
     other.close()
 
 

@@ -72,6 +72,37 @@ def test_output_for_which_there_is_no_room_is_one_sentence(bank: Path, options: 
     assert (ended.returncode, ended.stderr) == (2, said)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk without room is simulated by Linux")
+@pytest.mark.parametrize(
+    ("command", "done"),
+    [
+        (("forget", "pets.fewtag", "dog"), "pets.fewtag is saved"),
+        (("write", "mine.csv", "photos"), "the work is done"),
+    ],
+)
+def test_work_that_is_done_is_said_to_be_though_there_is_no_room_for_the_output(
+    cli: Cli, bank: Path, command: tuple[str, ...], done: str
+) -> None:
+    Path("photos").mkdir()
+    draw(0).save("photos/a.png")
+    Path("mine.csv").write_text("image,tags\na.png,dog\n")
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "fewtag", *command],
+            cwd=bank.parent,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    said = f"fewtag: {done}, but the output cannot be written: No space left on device; free some room\n"
+    assert (ended.returncode, ended.stderr.endswith(said)) == (1, True), ended.stderr
+    if command[0] == "forget":
+        assert "dog" not in json.loads(cli("labels", bank, "--json").out)
+    else:
+        assert Path("photos/a.png.xmp").exists()
+
+
 def test_a_reader_that_left_is_nobodys_mistake(bank: Path) -> None:
     read, write = os.pipe()
     os.close(read)

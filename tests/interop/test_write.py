@@ -26,6 +26,7 @@ from fewtag.interop.write import Options, write_tags
 from fewtag.interop.xmp import EMPTY, Packet, Wanted
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Answer
+from fewtag.tagging.tables import MANIFEST
 
 Cli = Callable[..., Any]
 needs_exiftool = pytest.mark.skipif(shutil.which("exiftool") is None, reason="exiftool is not installed")
@@ -307,6 +308,7 @@ def test_a_picture_that_fails_is_listed_and_the_others_are_written(
         (("gone.csv", "album"), "cannot read the table gone.csv"),
         (("tags.csv", "nowhere"), "there is no folder or picture nowhere"),
         (("album", "album"), "album is no project of the studio; give a bank, a project or a table"),
+        (("parts", "album"), "parts is a folder of parts that `tag` wrote; tag into one table: --out tags.parquet"),
         (("tags.csv",), "say which pictures"),
         (("odd.jsonl", "album"), "odd.jsonl line 1 is no row with image and tags"),
         (("control.jsonl", "album"), "which XMP cannot; rename it"),
@@ -314,6 +316,8 @@ def test_a_picture_that_fails_is_listed_and_the_others_are_written(
     ],
 )
 def test_bad_input_is_one_sentence(cli: Cli, album: Path, arguments: tuple[str, ...], said: str) -> None:
+    Path("parts").mkdir()
+    Path("parts", MANIFEST).write_text("{}")
     Path("odd.jsonl").write_text("[1]\n")
     Path("control.jsonl").write_text('{"image": "a.jpg", "tags": ["a\\u0001"]}\n')
     before = contents(album)

@@ -93,6 +93,16 @@ def test_too_few_labels_are_refused(album: tuple[list[Picture], list[frozenset[s
         )
 
 
+def test_a_wrong_network_is_refused_before_the_work_and_leaves_no_folder(
+    album: tuple[list[Picture], list[frozenset[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit_module, "classify", lambda *_: pytest.fail("it takes minutes"))
+    unlabelled = [frozenset[str]()] * len(album[0])
+    with pytest.raises(InputError, match="resnet10x"):
+        fit_model(tmp_path / "new" / "model", album[0], unlabelled, network="resnet10x", weights="random", size=64)
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.usefixtures("quick")
 def test_too_few_pictures_of_every_label_are_refused(
     album: tuple[list[Picture], list[frozenset[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

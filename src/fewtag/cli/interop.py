@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Bars, Device, note
+from fewtag.cli.terminal import AsJson, Bars, Device, note, say_done
 from fewtag.errors import InputError, plural
 
 if TYPE_CHECKING:
@@ -167,7 +167,10 @@ def _of_project(
     """
     from fewtag.studio.project import FILE
     from fewtag.studio.studio import Studio
+    from fewtag.tagging.tables import MANIFEST
 
+    if (source / MANIFEST).is_file():
+        raise InputError(f"{source} is a folder of parts that `tag` wrote; tag into one table: --out tags.parquet")
     if not (source / FILE).is_file():
         raise InputError(f"{source} is no project of the studio; give a bank, a project or a table, then PHOTOS")
     with Studio.open(source, device=device) as studio:
@@ -230,11 +233,15 @@ def _of_examples(source: Path, photos: Path) -> Rows:
 
 def _say(report: "Report", photos: Path, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"photos": str(photos), **asdict(report)}))
+        say_done(json.dumps({"photos": str(photos), **asdict(report)}), "the work is done")
         return
     done = [f"{plural(report.written, 'file')} {'would be ' if report.dry_run else ''}written"]
     done += [f"{report.removed} removed"] if report.removed else []
-    typer.echo(f"{photos}: {', '.join(done)}, {report.unchanged} unchanged", err=report.dry_run)
+    line = f"{photos}: {', '.join(done)}, {report.unchanged} unchanged"
+    if report.dry_run:
+        typer.echo(line, err=True)
+    else:
+        say_done(line, "the work is done")
     for failure in list(report.failures.values())[:SHOWN_FAILURES]:
         note(failure)
     if len(report.failures) > SHOWN_FAILURES:

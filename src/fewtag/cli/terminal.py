@@ -1,7 +1,9 @@
 """Options, messages, progress bars and tables that commands share; rich is imported only where it is used."""
 
+import errno
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -180,9 +182,22 @@ def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None
     console.print(table)
 
 
+def say_done(line: str, done: str) -> None:
+    """Prints a line at the end of work; if that cannot be written, standard error says what is done all the same."""
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards what is still buffered
+        note(f"{done}, but the output cannot be written: {error.strerror}; free some room")
+        raise typer.Exit(1) from None  # 2 would say that nothing was changed
+
+
 def tell(bank: Path, sentence: str, facts: dict[str, Any], *, as_json: bool) -> None:
-    """Reports what was done to a bank: a line for a person, or an object for a machine."""
-    typer.echo(json.dumps({"bank": str(bank), **facts}) if as_json else printable(f"{bank}: {sentence}"))
+    """Reports what was done to a bank, which is saved: a line for a person, or an object for a machine."""
+    line = json.dumps({"bank": str(bank), **facts}) if as_json else printable(f"{bank}: {sentence}")
+    say_done(line, f"{bank} is saved")
 
 
 def _without_nan(value: Any) -> Any:

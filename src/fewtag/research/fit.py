@@ -181,18 +181,18 @@ def fit_model(
     graph, model = (out.with_name(f"{name}{ending}") for ending in (".onnx", ".safetensors"))
     _refuse_to_replace(graph, model)
     table = load_words(words)
-    chances = None if any(shown) else classify(pictures, begin)
-    labels, targets = label_matrix(shown) if chances is None else sure_classes(chances)
-    rows = np.sort(np.random.default_rng(0).permutation(len(pictures))[:MOST_PLACES])
-    unknown = [label for label in labels if label not in table]
-    kept = [number for number, label in enumerate(labels) if label not in unknown]
-    names = [labels[number] for number in kept]
-    targets = targets[:, kept]
-    _refuse_too_few(names, targets, rows)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{name}-", dir=out.parent) as folder:
+    nearest = next(each for each in out.absolute().parents if each.exists())  # a refusal leaves no new folder behind
+    with TemporaryDirectory(prefix=f".{name}-", dir=nearest) as folder:
         made = Path(folder) / graph.name
-        facts, constants = make_graph(network, weights, size, made)
+        facts, constants = make_graph(network, weights, size, made)  # first, since it is quick to be refused
+        chances = None if any(shown) else classify(pictures, begin)
+        labels, targets = label_matrix(shown) if chances is None else sure_classes(chances)
+        rows = np.sort(np.random.default_rng(0).permutation(len(pictures))[:MOST_PLACES])
+        unknown = [label for label in labels if label not in table]
+        kept = [number for number, label in enumerate(labels) if label not in unknown]
+        names = [labels[number] for number in kept]
+        targets = targets[:, kept]
+        _refuse_too_few(names, targets, rows)
         pooled, places = encode(made, facts, constants, pictures, rows, device, begin)
         chances = classify(pictures, begin) if chances is None else chances
         base = BasePictures(names, names, targets, pooled, chances)
@@ -217,6 +217,7 @@ def fit_model(
             class_names=solved.classes,
             origin=f"{len(pictures)} pictures of {len(names)} {'labels' if any(shown) else 'classes of ' + CLASSIFIER}",
         )
+        out.parent.mkdir(parents=True, exist_ok=True)
         for path in (graph, model):
             (Path(folder) / path.name).replace(path)
     return {"model": str(model), "pictures": len(pictures), "labels": names, "left_out": unknown}

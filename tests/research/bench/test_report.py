@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +357,13 @@ def test_a_plot_is_shown_of_data_whose_name_has_a_space(write_run: WriteRun, pag
     for run in ("a", "b"):
         write_run(f"recipe/{run}", [0.2, 0.3], **MINE | {"data": "my pictures"})
     assert "![Macro-AP of every system on my pictures](plots/my%20pictures.png)" in page()
+
+
+def test_each_split_of_ones_own_data_has_a_plot_of_its_own(write_run: WriteRun, page: Page) -> None:
+    for run, split in product(("a", "b"), ("fold-1.json", "fold-2.json")):
+        write_run(f"{split}/{run}", [0.2, 0.3], **MINE | {"data": "my/birds", "split": split})
+    shown = re.findall(r"\((plots/.+)\)", "\n".join(page()))
+    assert shown == ["plots/my-birds.png", "plots/my-birds-2.png"]
 
 
 def test_the_overview_of_ones_own_data_is_of_the_fewest_shots_that_several_have(

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
-from itertools import pairwise
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,16 +49,23 @@ class Mark(NamedTuple):
     published: float | None
 
 
-def draw_figures(results: Results, paper: Published, folder: Path) -> dict[str, Path]:
-    """The plots by name: of a data set's systems, of a published table, or of curves over shots.
+def draw_figures(results: Results, paper: Published, folder: Path) -> dict[object, Path]:
+    """The plots by what they show: a data set's systems, a published table, or a data set's curves over shots.
 
     A plot is drawn only if it has at least two points.
     """
-    drawn: dict[str, Path] = {}
+    drawn: dict[object, Path] = {}
+
+    def place(name: str) -> Path:
+        """A file of this name; with a number if that of another split of the same data has it."""
+        plain = name.replace("/", "-")
+        paths = chain([folder / f"{plain}.png"], (folder / f"{plain}-{number}.png" for number in count(2)))
+        return next(path for path in paths if path not in drawn.values())
+
     for data_set, table, runs in systems(results, paper):
         if len(runs) > 1:
             title = f"{_title(paper, data_set)}, {plural(runs[0].shared.shots, 'example')} a label"
-            drawn[data_set.name] = draw_marks(folder / f"{data_set.name}.png", title, _system_marks(runs, table))
+            drawn[data_set] = draw_marks(place(data_set.name), title, _system_marks(runs, table))
     for table in paper.tables:
         path, variants, numbers = folder / f"{table.name}.png", _variants(results, table), _numbers(table)
         if sum(run is not None for run in variants.values()) < 2:
@@ -77,15 +84,9 @@ def draw_figures(results: Results, paper: Published, folder: Path) -> dict[str, 
         }
         points = {name: curve for name, curve in points.items() if len(curve) > 1}
         if sum(map(len, points.values())) > 2:  # two points are better read in the table
-            name = shots_figure(data_set)
-            title = f"{_title(paper, data_set)}, more examples a label"
-            drawn[name] = draw_curves(folder / f"{name}.png", title, "examples a label", points, logarithmic=True)
+            path, title = place(f"{data_set.name}-shots"), f"{_title(paper, data_set)}, more examples a label"
+            drawn["shots", data_set] = draw_curves(path, title, "examples a label", points, logarithmic=True)
     return drawn
-
-
-def shots_figure(data_set: DataSet) -> str:
-    """The name of the plot of a data set's curves over shots."""
-    return f"{data_set.name}-shots"
 
 
 def _title(paper: Published, data_set: DataSet) -> str:

@@ -12,7 +12,7 @@ from fewtag.errors import plural
 from fewtag.files import write_atomically
 from fewtag.research.bench.report import markdown
 from fewtag.research.bench.report.comparison import SystemComparison, compare_systems
-from fewtag.research.bench.report.figures import draw_figures, shots_figure
+from fewtag.research.bench.report.figures import draw_figures
 from fewtag.research.bench.report.markdown import NONE, markdown_table
 from fewtag.research.bench.report.results import (
     MeasuredRun,
@@ -84,7 +84,7 @@ def write_report(folder: Path, out: Path) -> Report:
 
 
 def _page(
-    results: Results, paper: Published, figures: Mapping[str, Path], comparisons: Sequence[SystemComparison]
+    results: Results, paper: Published, figures: Mapping[object, Path], comparisons: Sequence[SystemComparison]
 ) -> Iterator[str]:
     sections = list(_sections(results, paper, figures, comparisons))
     yield "# Results\n"
@@ -112,7 +112,7 @@ def _contents(headings: Sequence[str]) -> Iterator[str]:
 
 
 def _sections(
-    results: Results, paper: Published, figures: Mapping[str, Path], comparisons: Sequence[SystemComparison]
+    results: Results, paper: Published, figures: Mapping[object, Path], comparisons: Sequence[SystemComparison]
 ) -> Iterator[str]:
     if comparisons:
         yield "## Overview\n"
@@ -122,7 +122,7 @@ def _sections(
         yield f"### {group.title}\n"
         yield from _notes(group.runs)
         yield from markdown.overview_table(group)
-        yield from _figure(figures, name, f"Macro-AP of every system on {name}")
+        yield from _figure(figures, group.data_set, f"Macro-AP of every system on {name}")
     if any(comparison.differences for comparison in comparisons):
         yield "## Which differences are real\n"
         if any(comparison.systems.table for comparison in comparisons):
@@ -139,7 +139,7 @@ def _sections(
     yield from _sources([*results.runs, *results.use])
 
 
-def _published_section(table: PublishedTable, results: Results, figures: Mapping[str, Path]) -> Iterator[str]:
+def _published_section(table: PublishedTable, results: Results, figures: Mapping[object, Path]) -> Iterator[str]:
     yield f"### {table.title}\n"
     runs = [run for row in table.rows for run in results.beside(row, table)]
     if table.note:
@@ -151,7 +151,7 @@ def _published_section(table: PublishedTable, results: Results, figures: Mapping
         yield from _folded("Precision, recall and F1", markdown.precision_and_recall_table(tested(runs), table))
 
 
-def _beyond_section(results: Results, paper: Published, figures: Mapping[str, Path]) -> Iterator[str]:
+def _beyond_section(results: Results, paper: Published, figures: Mapping[object, Path]) -> Iterator[str]:
     groups, curves = beyond(results, paper), shot_curves(results.runs)
     if groups or curves:
         yield "## Beyond the paper\n"
@@ -165,7 +165,7 @@ def _beyond_section(results: Results, paper: Published, figures: Mapping[str, Pa
     for data_set, methods in curves.items():
         yield f"### {data_set.name}: more examples a label\n"
         yield from markdown.shots_tables(methods)
-        yield from _figure(figures, shots_figure(data_set), "Macro-AP by the number of examples a label")
+        yield from _figure(figures, ("shots", data_set), "Macro-AP by the number of examples a label")
     listed = {run for table in paper.tables for row in table.rows for run in row.runs}
     for run, reason in results.reasons.items():
         if run not in listed:
@@ -193,9 +193,9 @@ def _notes(runs: Sequence[MeasuredRun]) -> Iterator[str]:
         yield f"{note}\n"
 
 
-def _figure(figures: Mapping[str, Path], name: str, says: str) -> Iterator[str]:
-    if name in figures:
-        yield f"![{says}](plots/{quote(figures[name].name)})\n"
+def _figure(figures: Mapping[object, Path], what: object, says: str) -> Iterator[str]:
+    if what in figures:
+        yield f"![{says}](plots/{quote(figures[what].name)})\n"
 
 
 def _folded(summary: str, lines: Iterator[str]) -> Iterator[str]:
