@@ -31,7 +31,13 @@ from fewtag.words.pieces import accented, english, normalise, shipped_pieces, th
             ("montaña", "mountain"),
         ),  # with a letter that English has not, be it "bat" or "montana" without
         *(("livre", "book"), ("Meer", "sea"), ("flor", "flower")),  # no British liver, no American mere, no flour
-        *(("Eiweiß", "egg white"), ("Eiweiss", "egg white"), ("BLUMENSTRAUSS", "bouquet"), ("Busse", "bus")),
+        *(
+            ("Eiweiß", "egg white"),
+            ("Eiweiss", "egg white"),
+            ("BLUMENSTRAUSS", "bouquet"),
+            ("Fussball", "soccer"),
+            ("Busse", "bus"),
+        ),
         *(("träd", "tree"), ("tråd", "thread"), ("TRÄD", "tree"), ("bro\u0308d", "bread")),  # apart by accents alone
     ],
 )

@@ -274,14 +274,13 @@ def english(label: str) -> str | None:
     ['dog', 'bird', 'boat', 'bicycle', None, None]
     """
     word = normalise(label)
+    others = [*_singulars(word), word.replace("ss", "ß")]  # German in capitals, or of Switzerland: FUSSBALL, Eiweiss
     if not label.isascii():
-        keys = [*(f"~{each}" for each in _singulars(accented(label))), *_singulars(word)]
+        keys = [*(f"~{each}" for each in _singulars(accented(label))), *others]
     elif _is_english(word):
         keys = []
     else:  # "livre" is a book rather than a British liver; "tyres" are known by no other language as they are
-        keys = [word] if names_a_thing(label) else _singulars(word)
-    if len(keys) > 1:  # German in capitals, or of Switzerland: BLUMENSTRAUSS, Eiweiss
-        keys.append(word.replace("ss", "ß"))
+        keys = [word] if names_a_thing(label) else others
     return next(filter(None, map(_meaning, keys)), None)
 
 
