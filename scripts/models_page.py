@@ -1,4 +1,4 @@
-"""Writes the tables of docs/models.md and docs/names.md from results/*-coco52.json, each between its own marks.
+"""Writes the tables of the pages models, accuracy and names from results/*-coco52.json, each between its own marks.
 
     python scripts/models_page.py [--rows FOLDER]
 
@@ -19,7 +19,7 @@ from fewtag.research.bench.report.results import MeasuredRun
 from fewtag.research.bench.results import mean_and_interval, read_rows
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "docs" / name for name in ("models.md", "names.md")]
+PAGES = [ROOT / "docs" / name for name in ("models.md", "accuracy.md", "names.md")]
 TABLE = re.compile(r"<!-- table: (\w+) -->.*?<!-- end -->", flags=re.S)
 PICTURES = {"test": "plain", "mixed": "crowded"}
 FILES = {"default": "tagger-coco52.json", "accurate": "tagger-accurate-coco52.json"}

@@ -1,4 +1,4 @@
-"""docs/models.md and docs/names.md show the figures of results/."""
+"""docs/models.md, docs/accuracy.md and docs/names.md show the figures of results/."""
 
 import models_page
 
