@@ -82,7 +82,7 @@ def main() -> None:
         columns = [labels.index(label) for label in plain.labels]
         truth, logits = targets[rest][:, columns], plain.logits(places[rest])
         sample = random.permutation(len(rest))[:SAMPLE]
-        shares = estimate_priors(logits[sample] - log_odds(plain.priors), plain.priors)
+        shares = estimate_priors(logits[sample] - log_odds(plain.priors))
         estimated = Scorer(bank, model, priors=dict(zip(plain.labels, shares.tolist(), strict=True)))
         for how, scorer in {"default": plain, "estimated": estimated}.items():
             evidence = logits - log_odds(plain.priors)

@@ -162,7 +162,7 @@ def rare(bench: Bench, guides: Vectors, shots: int, pools: dict[str, Any], *, es
         evidence = logits - log_odds(scorer.priors)
         rare_share = np.full(len(scorer.labels), RARE, np.float32)
         shares = (
-            estimate_priors(evidence[sample], scorer.priors)
+            estimate_priors(evidence[sample])
             if estimate
             else match_priors(evidence[sample], scorer.steeper, rare_share)
         )

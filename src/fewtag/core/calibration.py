@@ -148,24 +148,27 @@ def log_odds(probabilities: NDArray[np.floating]) -> NDArray[np.float32]:
     return np.asarray(np.log(inside / (1 - inside)), np.float32)
 
 
-def estimate_priors(
-    evidence: NDArray[np.float32], start: Priors, *, steps: int = 200, guess: float = 0.01, weight: float = 100.0
-) -> Priors:
-    """The share of pictures that show each label, from a sample's log-likelihood ratios, by expectation maximisation.
+GUESS, LEAN = 0.02, 0.025
+"""The share of pictures that show a label, as it is guessed, and that guess's weight beside the mean of the evidence.
 
-    `evidence` is images × labels: calibrated log-odds less those of the prior that they held for. A sample in which
-    nothing is found says little about rare labels, so `guess` is added with the weight of `weight` pictures (a Beta
-    prior).
+The weight is the same however large the sample is: what is wrong is mostly the curve, which more pictures do not mend.
+Chosen by log-loss on the validation labels of both models, at shares from 0.005 to 0.4."""
+
+
+def estimate_priors(evidence: NDArray[np.float32], *, steps: int = 50) -> Priors:
+    """The share of pictures that show each label: the most probable one, given a sample's log-likelihood ratios.
+
+    `evidence` is images × labels: calibrated log-odds less those of the prior that they held for. Beforehand the
+    logarithm of a share is normally distributed around that of `GUESS`.
     """
-    found = start.astype(np.float64)
-    against = np.exp(-np.clip(evidence.astype(np.float64), -300, 300))
-    for _ in range(steps):
-        # the logistic function of evidence and log-odds, with one exponential for all steps
-        sure = (found / (found + (1 - found) * against)).sum(axis=0)
-        found, before = (sure + guess * weight) / (len(evidence) + weight), found
-        if np.abs(found - before).max(initial=0) < 1e-9:
-            break
-    return found.astype(np.float32)
+    usual = float(log_odds(np.array(GUESS)))
+    low, high = np.full((2, evidence.shape[1]), [[usual - 10], [usual + 10]])
+    for _ in range(steps):  # bisection over the log-odds, to where the gradient changes its sign
+        middle = (low + high) / 2
+        share = sigmoid(middle)
+        over = sigmoid(evidence + middle).mean(axis=0) - share - LEAN * np.log(share / GUESS) * (1 - share)
+        low, high = np.where(over > 0, middle, low), np.where(over > 0, high, middle)
+    return sigmoid((low + high) / 2).astype(np.float32)
 
 
 OFFSET_SPREAD = 1.0

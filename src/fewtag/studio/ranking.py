@@ -148,7 +148,7 @@ class Scores:
                 sample = rows[np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(np.int64)]
                 noes, coherence = np.array([[scored.fitted.noes], [scored.fitted.coherence]], np.float32)
                 evidence = calibration.evidence(scored.logits[sample, None], counts, noes, coherence)
-                found = estimate_priors(evidence, found)
+                found = estimate_priors(evidence)
             # what a person has confirmed is certainly there, if its files are
             confirmed = min(0.99, int(counts[0]) / int(self.library.alive.sum()))
             found = np.maximum(self._by_answers(bank, label, scored.fitted, found), confirmed)

@@ -248,7 +248,7 @@ def priors_by_sample(
         return {}, 0
     every = np.concatenate(evidence)
     if said is None:
-        found = estimate_priors(every, scorer.priors)
+        found = estimate_priors(every)
     else:
         found = match_priors(every, scorer.steeper, np.full(len(scorer.labels), said, np.float32))
     return dict(zip(scorer.labels, found.tolist(), strict=True)), sum(map(len, evidence))
