@@ -121,7 +121,8 @@ def read_data(plan: list[tuple[Task, Recipe]], data: Path, recipes: Path) -> dic
             if number not in read.sources and key not in sources:
                 sources[key] = experiment._read_source(number, source)
             read.sources[number] = sources[key]
-        for phase in {"train", "val", *recipe.evaluation.phases} & set(experiment.split.phases):
+        validation = {"val"} if recipe.training is not None and recipe.training.patience else set()
+        for phase in {"train", *validation, *recipe.evaluation.phases}:
             assert experiment.phase(phase).digest  # worked out now, kept for the workers
     return found
 
