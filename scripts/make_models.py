@@ -7,11 +7,12 @@ models `default` and `accurate` share that of all 80 labels; `coco52` and `accur
 labels. Strengths are the posterior's defaults; how alike names and pictures are, and the calibration, are fitted on
 the 12 validation labels, in plain pictures and in crowded ones, which neither network nor space of the `coco52` models
 have seen, and inherited by the others. Run twice on one machine it writes the same bytes. With `--calibrate` the models
-stay as they are but for these two.
+stay as they are but for these two, with `--int8` but for their graphs, whose products are quantised on base pictures.
 """
 
 import argparse
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,15 +24,20 @@ from packs import CALIBRATION, PHASES, Packs, packs_parser
 
 from fewtag.core.calibration import Calibration
 from fewtag.core.posterior import NameEvidence, Pictures, Places, Space
-from fewtag.files import read_arrays, write_arrays
+from fewtag.files import read_arrays, write_arrays, write_atomically
+from fewtag.pictures.decode import squash, stack
+from fewtag.pictures.files import open_image
 from fewtag.research.bench.results import commit
 from fewtag.research.features.backbone import create_backbone
 from fewtag.research.features.graph import write_graph
+from fewtag.research.features.int8 import Feed, static_int8
 from fewtag.research.fit import STRENGTHS, BasePictures, Held, Solved, calibrated, solve, wrong_names
 from fewtag.tagger.model import KIND, load_model, save_model, solve_words
 
 NETWORK = "vit_small_patch14_dinov2"
 SIZES = {"default": 126, "accurate": 224}
+SEEN, AT_ONCE = 48, 8
+"""Base pictures of each size that the steps of int8 products are chosen on, and so many a batch."""
 MODELS = Path(__file__).parents[1] / "src" / "fewtag" / "models"
 RESULTS = Path(__file__).parents[1] / "results" / "models"
 
@@ -95,6 +101,37 @@ def validation(encoded: Encoded, solved: Solved, packs: Packs) -> list[Held]:
     return found
 
 
+def to_int8(graph: Path, constants: Sequence[Mapping[str, NDArray[np.float32]]], packs: Packs) -> str:
+    """Quantises a graph's products on base pictures of all sizes; returns its digest."""
+    channels = 384
+    whole = {"mean": np.zeros(channels, np.float32), "basis": np.eye(channels, dtype=np.float32)}
+    pictures = packs.images("train").pictures
+    feeds: list[Feed] = []
+    for size, own in zip(SIZES.values(), constants, strict=True):
+        rows = np.random.default_rng(0).choice(len(pictures), SEEN, replace=False)
+        for first in range(0, SEEN, AT_ONCE):
+            some = [squash(open_image(pictures[row]), size) for row in rows[first : first + AT_ONCE]]
+            feeds.append({"pixels": stack(some), **whole, **own})
+    content = static_int8(graph.read_bytes(), feeds)
+    write_atomically(graph, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def requantise(arguments: argparse.Namespace, packs: Packs) -> None:
+    """Quantises the graphs' products and tells their models."""
+    accurate = arguments.results / "accurate-coco52.safetensors"
+    for pair in (
+        [arguments.out / "default.safetensors", arguments.out / "accurate.safetensors"],
+        [arguments.out / "coco52.safetensors", accurate],
+    ):
+        models = [load_model(str(file)) for file in pair]
+        digest = to_int8(models[0].network.graph, [model.network.constants for model in models], packs)
+        print(models[0].network.graph.name, digest, flush=True)
+        for file in pair:
+            header, arrays = read_arrays(file, KIND)
+            write_arrays(file, KIND, header | {"network": header["network"] | {"sha256": digest}}, arrays)
+
+
 def recalibrate(arguments: argparse.Namespace, packs: Packs) -> None:
     """Fits evidence and calibration anew, of the models' own spaces and words, and writes them into the files."""
     honest_models = arguments.out / "coco52.safetensors", arguments.results / "accurate-coco52.safetensors"
@@ -115,6 +152,7 @@ def main() -> None:
     parser = packs_parser(__doc__, features=True)
     parser.add_argument("--weights", nargs=2, default=[], metavar="NAME=FILE", help="coco52=FILE all80=FILE")
     parser.add_argument("--calibrate", action="store_true", help="only fit evidence and calibration anew")
+    parser.add_argument("--int8", action="store_true", help="only quantise the graphs' products, on the pictures")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES.values()), help="of those to calibrate")
     parser.add_argument("--out", type=Path, default=MODELS)
     parser.add_argument("--results", type=Path, default=RESULTS, help="where accurate-coco52 goes")
@@ -124,13 +162,19 @@ def main() -> None:
     if arguments.calibrate:
         recalibrate(arguments, packs)
         return
+    if arguments.int8:
+        requantise(arguments, packs)
+        return
     for folder in (arguments.out, arguments.results):
         folder.mkdir(parents=True, exist_ok=True)
     fitted: dict[int, tuple[NameEvidence, Calibration]] = {}
     for name, phases in {"coco52": ["train"], "all80": list(PHASES)}.items():
-        for kind, size in SIZES.items():
-            backbone = create_backbone(NETWORK, weights=weights[name], size=size)
-            network, constants = write_graph(backbone, arguments.out / f"dinov2-{name}.onnx", bits=8)
+        graph = arguments.out / f"dinov2-{name}.onnx"
+        backbones = [create_backbone(NETWORK, weights=weights[name], size=size) for size in SIZES.values()]
+        written = [write_graph(backbone, graph, bits=8) for backbone in backbones]
+        digest = to_int8(graph, [constants for _, constants in written], packs)
+        for (kind, size), (facts, constants) in zip(SIZES.items(), written, strict=True):
+            network = facts | {"sha256": digest}
             encoded = Encoded(arguments.features, name, size, packs)
             solved = solve(base_of(encoded, packs, phases))
             if name == "coco52":

@@ -18,8 +18,12 @@ def to_int8(graph: bytes) -> bytes:
     """Dynamic quantisation: matrix products in int8 arithmetic, faster at little cost (docs/export.md).
 
     Convolutions in int8 arithmetic are slow in onnxruntime, and lose most accuracy; so only their stored weights are
-    bytes.
+    bytes. A graph whose products are in int8 already stays as it is.
     """
+    import onnx
+
+    if any(node.op_type == "QuantizeLinear" for node in onnx.load_model_from_string(graph).graph.node):
+        return graph
     return pack_weights(quantise_products(unpack_weights(graph)))
 
 
@@ -78,7 +82,7 @@ def unpack_weights(graph: bytes) -> bytes:
         name = node.output[0].removesuffix(".numbers")
         if node.input[:1] not in ([f"{name}.codes"], [f"{name}.numbers"]) or f"{name}.codes" not in packed:
             nodes.append(node)
-        elif node.op_type == "Mul":
+        elif node.op_type in {"Mul", "DequantizeLinear"}:
             codes, scales = (packed[f"{name}.{part}"] for part in ("codes", "scales"))
             values = numpy_helper.to_array(codes).astype(np.float32) * numpy_helper.to_array(scales)
             for tensor in (codes, scales):

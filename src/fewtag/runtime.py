@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from fewtag.pictures.decode import Pixels, Square
 from fewtag.pictures.prefetch import usable_cores
 
 if TYPE_CHECKING:
-    from onnxruntime import InferenceSession
+    from onnxruntime import InferenceSession, SessionOptions
 
 DEVICES = ("auto", "cpu", "cuda")
 AT_ONCE = 4
@@ -34,6 +34,16 @@ positions.
 """
 OUTPUTS = ("places", "fine")
 """The places of the map, at most 8 × 8; and those that they were pooled from, if the graph returns them."""
+
+_PRODUCT = (
+    b'\x08\x08:\xfe\x01\n%\n\x04left\n\x05right\x12\x07product"\rMatMulInteger\x12\x07product*\x90\x01'
+    b"\x08\x08\x08\x10\x10\x03B\x05rightJ\x80\x01"
+    + 128
+    * b"\x7f"
+    + b"Z\x1a\n\x04left\x12\x12\n\x10\x08\x02\x12\x0c\n\x06\x12\x04rows\n\x02\x08\x08b\x1d\n\x07product\x12"
+    b"\x12\n\x10\x08\x06\x12\x0c\n\x06\x12\x04rows\n\x02\x08\x10B\x04\n\x00\x10\x11"
+)
+"""An ONNX graph: the product of rows of 8 bytes, `left`, with 8 × 16 signed ones that are all 127."""
 
 
 class Network:
@@ -129,6 +139,7 @@ class Network:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4  # fatal: what matters is reported in one sentence
+        use_exact_products(options)
         try:
             content = self.graph.read_bytes()
             if self.sha256 and hashlib.sha256(content).hexdigest() != self.sha256:
@@ -154,6 +165,22 @@ class Network:
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.graph, self.wanted, self.limit, self.sha256, self.constants)
+
+
+def use_exact_products(options: "SessionOptions") -> None:
+    """Has onnxruntime take its slower int8 products where the fast ones overflow: on x86 processors without VNNI."""
+    if _products_overflow():
+        options.add_session_config_entry("session.x64quantprecision", "1")
+
+
+@cache
+def _products_overflow() -> bool:
+    """Whether sums such as 255 × 127 + 255 × 127 are too much for this processor's products, which then say 32,767."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(_PRODUCT, providers=["CPUExecutionProvider"])
+    found: NDArray[np.int32] = session.run(None, {"left": np.full((4, 8), 255, np.uint8)})[0]
+    return bool((found != 8 * 255 * 127).any())
 
 
 def _no_gpu(why: str) -> InputError:

@@ -42,7 +42,7 @@ def pets(model: Model, draw: Draw) -> Tagger:
 
 
 @pytest.mark.slow
-def test_the_default_model_agrees_on_pictures_and_in_int8_nearly(
+def test_the_default_models_graph_agrees_on_pictures_and_is_int8_already(
     shipped: Tagger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # one random picture: batches of several are tried on a smaller model
@@ -50,9 +50,8 @@ def test_the_default_model_agrees_on_pictures_and_in_int8_nearly(
     pictures = sorted(ALBUM.glob("*.jpg"))[:2]
     done = export(shipped, tmp_path, pictures=pictures, int8=True)
     assert 0 < done.difference < AGREEMENT
-    assert done.int8_difference is not None
-    assert AGREEMENT < done.int8_difference < 0.1
-    assert done.sizes[INT8] < done.sizes[GRAPH], "both have 8 bits a weight"
+    assert done.int8_difference == done.difference
+    assert (tmp_path / INT8).read_bytes() == (tmp_path / GRAPH).read_bytes()
     labels = np.load(tmp_path / LABELS)
     pixels = stack([squash(Image.open(picture).convert("RGB"), shipped.model.size) for picture in pictures])
     found = session((tmp_path / GRAPH).read_bytes())(pixels, labels)

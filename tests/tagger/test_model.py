@@ -11,11 +11,12 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 
-from fewtag import InputError, Tagger
+from fewtag import InputError, Tagger, runtime
 from fewtag.cli.terminal import ModelName
 from fewtag.core.calibration import Calibration
 from fewtag.files import read_arrays, write_arrays
 from fewtag.research.data.splits import Split
+from fewtag.runtime import use_exact_products
 from fewtag.tagger.model import KIND, SHIPPED, Model, load_model, solve_words
 
 Draw = Callable[..., Image.Image]
@@ -174,3 +175,37 @@ def test_the_shipped_files_are_small() -> None:
 def test_every_shipped_model_is_named_where_one_is_chosen() -> None:
     (option,) = ModelName.__metadata__
     assert all(name in (Tagger.__doc__ or "") and name in option.help for name in SHIPPED)
+
+
+def test_exact_products_are_asked_for_only_where_fast_ones_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    key = "session.x64quantprecision"
+    for overflow in (False, True):
+        options = onnxruntime.SessionOptions()
+        monkeypatch.setattr("fewtag.runtime._products_overflow", lambda overflow=overflow: overflow)
+        use_exact_products(options)
+        if overflow:
+            assert options.get_session_config_entry(key) == "1"
+        else:
+            with pytest.raises(RuntimeError):
+                options.get_session_config_entry(key)
+
+
+def test_exact_products_say_what_fast_ones_say_where_these_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    if runtime._products_overflow():
+        pytest.skip("this processor's fast products overflow")
+    square = np.random.default_rng(0).integers(0, 256, (1, 3, 126, 126), np.uint8)
+    fast = load_model("default").encode(square)
+    monkeypatch.setattr(runtime, "_products_overflow", lambda: True)
+    np.testing.assert_allclose(load_model("default").encode(square), fast, atol=2e-3 * np.abs(fast).max())
+
+
+def test_the_product_that_is_tried_sums_what_sixteen_bits_cannot_hold() -> None:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(runtime._PRODUCT)
+    ones = np.ones((2, 8), np.uint8)
+    assert (session.run(None, {"left": ones})[0] == 8 * 127).all(), "127 eight times: no two of them overflow"
+    assert session.run(None, {"left": ones})[0].shape == (2, 16)
+    assert 2 * 255 * 127 > 2**15 - 1

@@ -20,6 +20,7 @@ from fewtag.files import digest, replacing
 from fewtag.pictures.decode import Pixels, squash, stack
 from fewtag.pictures.files import open_image
 from fewtag.pictures.prefetch import batches
+from fewtag.runtime import use_exact_products
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import BATCH
 from fewtag.tagger.tagger import Tagger
@@ -274,6 +275,7 @@ def session(graph: bytes) -> Run:
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    use_exact_products(options)
     try:
         opened = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises many types without a common base
