@@ -12,7 +12,7 @@ stay as they are but for these two, with `--int8` but for their graphs, whose pr
 
 import argparse
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,19 +25,15 @@ from packs import CALIBRATION, PHASES, Packs, packs_parser
 from fewtag.core.calibration import Calibration
 from fewtag.core.posterior import NameEvidence, Pictures, Places, Space
 from fewtag.files import read_arrays, write_arrays, write_atomically
-from fewtag.pictures.decode import squash, stack
-from fewtag.pictures.files import open_image
 from fewtag.research.bench.results import commit
 from fewtag.research.features.backbone import create_backbone
 from fewtag.research.features.graph import write_graph
-from fewtag.research.features.int8 import Feed, static_int8
+from fewtag.research.features.int8 import Feed, feeds, static_int8
 from fewtag.research.fit import STRENGTHS, BasePictures, Held, Solved, calibrated, solve, wrong_names
 from fewtag.tagger.model import KIND, load_model, save_model, solve_words
 
-NETWORK = "vit_small_patch14_dinov2"
+NETWORK, CHANNELS = "vit_small_patch14_dinov2", 384
 SIZES = {"default": 126, "accurate": 224}
-SEEN, AT_ONCE = 48, 8
-"""Base pictures of each size that the steps of int8 products are chosen on, and so many a batch."""
 MODELS = Path(__file__).parents[1] / "src" / "fewtag" / "models"
 RESULTS = Path(__file__).parents[1] / "results" / "models"
 
@@ -101,18 +97,11 @@ def validation(encoded: Encoded, solved: Solved, packs: Packs) -> list[Held]:
     return found
 
 
-def to_int8(graph: Path, constants: Sequence[Mapping[str, NDArray[np.float32]]], packs: Packs) -> str:
+def to_int8(graph: Path, constants: Sequence[Feed], packs: Packs) -> str:
     """Quantises a graph's products on base pictures of all sizes; returns its digest."""
-    channels = 384
-    whole = {"mean": np.zeros(channels, np.float32), "basis": np.eye(channels, dtype=np.float32)}
-    pictures = packs.images("train").pictures
-    feeds: list[Feed] = []
-    for size, own in zip(SIZES.values(), constants, strict=True):
-        rows = np.random.default_rng(0).choice(len(pictures), SEEN, replace=False)
-        for first in range(0, SEEN, AT_ONCE):
-            some = [squash(open_image(pictures[row]), size) for row in rows[first : first + AT_ONCE]]
-            feeds.append({"pixels": stack(some), **whole, **own})
-    content = static_int8(graph.read_bytes(), feeds)
+    base = packs.images("train").pictures
+    each = [feeds(base, size, CHANNELS, own) for size, own in zip(SIZES.values(), constants, strict=True)]
+    content = static_int8(graph.read_bytes(), [feed for some in each for feed in some])
     write_atomically(graph, content)
     return hashlib.sha256(content).hexdigest()
 
@@ -149,7 +138,8 @@ def recalibrate(arguments: argparse.Namespace, packs: Packs) -> None:
 
 
 def main() -> None:
-    parser = packs_parser(__doc__, features=True)
+    parser = packs_parser(__doc__)
+    parser.add_argument("--features", type=Path, required=True, help="what encode_packs.py wrote")
     parser.add_argument("--weights", nargs=2, default=[], metavar="NAME=FILE", help="coco52=FILE all80=FILE")
     parser.add_argument("--calibrate", action="store_true", help="only fit evidence and calibration anew")
     parser.add_argument("--int8", action="store_true", help="only quantise the graphs' products, on the pictures")

@@ -4,7 +4,7 @@
 
 COCO's sixteen novel labels as a speaker would name them, with one example each, beside the English names, private names
 and none at all. Each language is measured twice: as the product reads it, and with its names looked up as if they were
-English. The model encodes the pictures itself, into the cache.
+English.
 """
 
 import json
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 from measure_tagger import PRIVATE, Bench, accuracy
 from packs import Packs, packs_parser
 
@@ -23,7 +22,6 @@ from fewtag.files import write_atomically
 from fewtag.research.bench.results import commit
 from fewtag.tagger.bank import Bank, Definition, by_names
 from fewtag.tagger.model import Model, load_model
-from fewtag.tagger.stream import cached_places, encode_stream, items_of
 
 LABELS = (
     *("bicycle", "boat", "stop sign", "bird", "backpack", "frisbee", "snowboard", "surfboard", "cup", "fork", "spoon"),
@@ -36,11 +34,8 @@ NAMES = json.loads(Path(__file__).with_name("languages.json").read_text(encoding
 class Named(Bench):
     """A phase whose labels are named as someone would name them."""
 
-    def __init__(self, packs: Packs, model: Model, cache: Path, phase: str) -> None:
-        self.packs, self.model, self.phase, self.images = packs, model, phase, packs.images(phase)
-        with cached_places(model, cache) as cached:
-            self.places = np.concatenate(list(encode_stream(model, items_of(self.images.pictures), cache=cached)))
-        self.called: list[str] = []
+    def __init__(self, packs: Packs, model: Model, phase: str) -> None:
+        super().__init__(packs, model, phase)
         self.meanings: dict[str, Definition] = {}
 
     def bank(self, guides: Vectors | None, support: Sequence[int], named: Sequence[int] = ()) -> Bank:
@@ -73,7 +68,7 @@ def main() -> None:
     command = f"python scripts/measure_languages.py --data data --model {arguments.model}"
     found: dict[str, Any] = {"command": command, "model": model.name, "size": model.size}
     for phase in arguments.phases:
-        bench = Named(packs, model, arguments.cache, phase)
+        bench = Named(packs, model, phase)
         spoken = {language: dict(zip(LABELS, names.split(", "), strict=True)) for language, names in NAMES.items()}
         private = [name for name in PRIVATE if name in model.words]
         spoken["private names"] = dict(zip(bench.images.labels, private, strict=False))  # as measure_tagger.py has them

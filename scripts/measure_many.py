@@ -1,6 +1,6 @@
 """Measures a bank of COCO's 80 labels with one example each, at its own thresholds, as `tag` would use it.
 
-    python scripts/measure_many.py --data DIR --features DIR --model coco52 --out results/many-coco52.json
+    python scripts/measure_many.py --data DIR --model coco52 --out results/many-coco52.json
 
 Pictures are those of mixed, val and crowded, at the frequencies that these have; a bank's examples are drawn from
 them and left out. 52 of the labels were seen when the network was tuned, so the 28 others have figures of their own.
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from make_models import Encoded
 from measure_tagger import thresholds
 from numpy.typing import NDArray
 from packs import Packs, packs_parser
@@ -59,16 +58,15 @@ def bank_of(
 
 
 def main() -> None:
-    parser = packs_parser(__doc__, features=True)
+    parser = packs_parser(__doc__)
     parser.add_argument("--model", default="coco52", help="a shipped model's name, or a path")
     parser.add_argument("--banks", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     model, packs = load_model(arguments.model), Packs(arguments.data, arguments.cache)
-    encoded = Encoded(arguments.features, "coco52", model.size, packs)
     every = packs.experiment.pictures()
     targets = np.concatenate([every.targets[every.rows(packs.images(phase).ids)] for phase in PHASES])
-    places = np.concatenate([encoded.places(phase, model.space) for phase in PHASES])
+    places = np.concatenate([packs.encoded(phase, model) for phase in PHASES])
     labels, names = every.labels, packs.names(every.labels)
     new = np.array([label not in packs.images("train").labels for label in labels])
     told: dict[tuple[str, str], list[tuple[Any, ...]]] = {}

@@ -1,6 +1,6 @@
-"""Measures correction sessions with a shipped model, from what `encode_packs.py` wrote: the posterior and its rivals.
+"""Measures correction sessions with a shipped model: the posterior and its rivals.
 
-    python scripts/measure_sessions.py --data DIR --features DIR --model coco52 --out results/sessions-coco52.json
+    python scripts/measure_sessions.py --data DIR --model coco52 --out results/sessions-coco52.json
 
 As `fewtag bench recipes/sessions.toml` does, but in the model's own space, with its own words, strengths and evidence:
 half of a phase's pictures can be asked about, the other half measures; a simulated person answers questions, and each
@@ -86,9 +86,8 @@ def archive_precision(logits: NDArray[np.float32], problem: Problem, asked: Sequ
 
 
 def main() -> None:
-    parser = packs_parser(__doc__, features=True)
+    parser = packs_parser(__doc__)
     parser.add_argument("--model", default="coco52")
-    parser.add_argument("--name", default="coco52", help="what the features' files are called by")
     parser.add_argument("--phase", default="mixed")
     parser.add_argument(
         "--examples", type=int, nargs="+", default=[1, 0], help="that a label begins with; 0: the name alone"
@@ -101,7 +100,7 @@ def main() -> None:
     arguments = parser.parse_args()
     answers: list[int] = arguments.answers
     model = load_model(arguments.model)
-    bench = Bench(Packs(arguments.data, arguments.cache), model, arguments.features, arguments.phase, arguments.name)
+    bench = Bench(Packs(arguments.data, arguments.cache), model, arguments.phase)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pictures, guides = Pictures.of(bench.places), bench.words(clean=False)
     found: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}

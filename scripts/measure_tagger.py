@@ -1,9 +1,9 @@
 """Measures a `coco52` model on labels it never saw: accuracy, honesty of its probabilities, its thresholds, its words.
 
-    python scripts/measure_tagger.py --data DIR --features DIR --model coco52 --out results/tagger-coco52.json
+    python scripts/measure_tagger.py --data DIR --model coco52 --out results/tagger-coco52.json
 
-Every episode is a bank of its own, learnt and scored as the product learns and scores, from what `encode_packs.py`
-wrote. Supports are complete (what a picture does not name is absent), unless a row says "one label a picture".
+Every episode is a bank of its own, learnt and scored as the product learns and scores, from places that the model's own
+graph encodes. Supports are complete (what a picture does not name is absent), unless a row says "one label a picture".
 """
 
 import hashlib
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from make_models import Encoded
 from numpy.typing import NDArray
 from packs import Packs, packs_parser
 
@@ -48,12 +47,12 @@ GROWN = 20, 50, 100
 class Bench:
     """A phase of the packs as a model sees it."""
 
-    def __init__(self, packs: Packs, model: Model, features: Path, phase: str, name: str) -> None:
+    def __init__(self, packs: Packs, model: Model, phase: str) -> None:
         self.packs, self.model, self.images = packs, model, packs.images(phase)
         self.phase = phase
         self.called: list[str] = []
         """What the labels are called, if not by their own names."""
-        self.places = Encoded(features, name, model.size, packs).places(phase, model.space)
+        self.places = packs.encoded(phase, model)
 
     @cached_property
     def examples(self) -> list[Example]:
@@ -255,9 +254,8 @@ def grown(bench: Bench, guides: Vectors, shots: int, *, by_name: bool = False, r
 
 
 def main() -> None:
-    parser = packs_parser(__doc__, features=True)
+    parser = packs_parser(__doc__)
     parser.add_argument("--model", default="coco52", help="a shipped model's name, or a path")
-    parser.add_argument("--name", default="coco52", help="what the features' files are called by")
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--phases", nargs="+", default=["test", "mixed"])
     parser.add_argument("--pools", type=Path, default=Path("results/pools-1-percent.json"))
@@ -266,12 +264,12 @@ def main() -> None:
     arguments = parser.parse_args()
     model = load_model(arguments.model)
     packs = Packs(arguments.data, arguments.cache)
-    command = f"python scripts/measure_tagger.py --data data --features features --model {arguments.model}"
+    command = f"python scripts/measure_tagger.py --data data --model {arguments.model}"
     found: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     found |= {"command": command, "model": model.name, "size": model.size}
     pools = json.loads(arguments.pools.read_text()) if arguments.pools.exists() else {}
     for phase in arguments.phases:
-        bench = Bench(packs, model, arguments.features, phase, arguments.name)
+        bench = Bench(packs, model, phase)
         if phase not in pools:
             pools[phase] = draw_pools(bench)
             write_atomically(arguments.pools, json.dumps(pools).encode())

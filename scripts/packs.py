@@ -1,6 +1,6 @@
 """The COCO packs for the scripts that make and measure models: pictures, a network's features, words, episodes.
 
-Features are extracted through the research wing, once, into its cache.
+What a network of the research wing sees, and what a model of the product sees, is computed once, into the cache.
 """
 
 import argparse
@@ -20,6 +20,8 @@ from fewtag.research.data.images import LabelledImages
 from fewtag.research.data.sampling import Draw, EpisodeSampler
 from fewtag.research.features.backbone import Backbone, open_backbone
 from fewtag.research.features.rows import Rows, feature_rows, take_all
+from fewtag.tagger.model import Model
+from fewtag.tagger.stream import cached_places, encode_stream, items_of
 from fewtag.words.vectors import SHIPPED, WordTable, load_words
 
 NETWORK, SIZE = "tf_efficientnet_lite2", 224
@@ -100,6 +102,11 @@ class Packs:
         parts = [space.project(maps.transpose(0, 2, 1)).astype(np.float16) for maps in self._maps(phase)]
         return np.concatenate(parts).astype(np.float32)
 
+    def encoded(self, phase: str, model: Model) -> Places:
+        """images × places × space, by the model's own graph, as the product encodes and caches them"""
+        with cached_places(model, self.cache) as cached:
+            return np.concatenate(list(encode_stream(model, items_of(self.images(phase).pictures), cache=cached)))
+
     def draws(self, phase: str, shots: int, episodes: int, *, seed: int = 0) -> list[Draw]:
         images = self.images(phase)
         sampler = EpisodeSampler(images.targets, images.labels, shots=shots, queries=4, seed=seed)
@@ -111,11 +118,9 @@ class Packs:
             yield taken.float().flatten(2).numpy()
 
 
-def packs_parser(description: str | None, *, features: bool = False) -> argparse.ArgumentParser:
+def packs_parser(description: str | None) -> argparse.ArgumentParser:
     """What every script on the packs is told."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder that holds coco/")
     parser.add_argument("--cache", type=Path, default=user_cache_folder(), help="where features are kept")
-    if features:
-        parser.add_argument("--features", type=Path, required=True, help="what encode_packs.py wrote")
     return parser

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from PIL import Image
@@ -13,7 +14,9 @@ from torch import nn
 
 from fewtag import InputError, Tagger
 from fewtag.core.posterior import Space
-from fewtag.pictures.files import Picture
+from fewtag.pictures.decode import squash, stack
+from fewtag.pictures.files import Picture, open_image
+from fewtag.pictures.prefetch import unwatched
 from fewtag.research import fit as fit_module
 from fewtag.research.features.graph import IMAGENET_MEAN, IMAGENET_STD, wrap_graph
 from fewtag.research.fit import BasePictures, fit_model, solve, sure_classes
@@ -65,6 +68,37 @@ def test_a_model_of_any_timm_network_learns_and_tags(
     tagger.fit([pictures[0].path, pictures[1].path], [["dog"], ["cat"]])
     assert tagger.predict_proba([each.path for each in pictures[:3]]).shape == (3, 2)
     assert tagger.model.calibration.examples == (0, 1, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick")
+def test_a_transformers_products_are_in_int8_unless_that_is_not_wanted(
+    album: tuple[list[Picture], list[frozenset[str]]], tmp_path: Path
+) -> None:
+    pictures, shown = album
+    places = []
+    for int8 in (True, False):
+        torch.manual_seed(0)
+        made = fit_model(
+            tmp_path / f"{int8}", pictures, shown, network="vit_tiny_patch16_224", weights="random", size=64, int8=int8
+        )
+        assert made["int8"] is int8
+        nodes = onnx.load(str(tmp_path / f"{int8}.onnx")).graph.node
+        assert any(node.op_type == "QuantizeLinear" for node in nodes) is int8
+        tagger = Tagger(model=tmp_path / f"{int8}.safetensors").fit([pictures[0].path], [["dog"]])
+        assert tagger.predict_proba([each.path for each in pictures[:3]]).shape == (3, 1)
+        whole = Space(np.zeros(192, np.float32), np.eye(192, dtype=np.float32))
+        places.append(tagger.model.network(stack([squash(open_image(pictures[0]), 64)]), whole))
+    assert np.abs(places[0] - places[1]).max() > 0, "another arithmetic"
+    assert np.corrcoef(places[0].ravel(), places[1].ravel())[0, 1] > 0.99
+
+
+def test_a_graph_too_large_to_try_stays_in_floats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit_module, "MOST_BYTES", 3)
+    (tmp_path / "net.onnx").write_bytes(b"four")
+    facts: dict[str, Any] = {"sha256": "as before"}
+    assert not fit_module.quantise(tmp_path / "net.onnx", facts, {}, [], unwatched)
+    assert facts == {"sha256": "as before"}
 
 
 @pytest.mark.slow

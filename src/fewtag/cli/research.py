@@ -48,6 +48,9 @@ def fit(
     unlabelled: Annotated[bool, typer.Option("--unlabelled", help="The pictures have no labels.")] = False,
     words: Annotated[str | None, typer.Option(metavar="FILE", help="Word vectors of one's own.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    int8: Annotated[
+        bool, typer.Option("--int8/--no-int8", help="A transformer's products in int8, where that changes little.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Make a model of one's own from any network and some base pictures; use it as --model MODEL.
@@ -84,12 +87,14 @@ def fit(
             size=size,
             words=words or SHIPPED,
             device=device,
+            int8=int8,
             begin=bars.begin,
         )
     if as_json:
         print(json.dumps(made))
         return
-    typer.echo(f"{made['model']}: fitted on {made['pictures']} pictures of {len(made['labels'])} labels")
+    products = ", its matrix products in int8" if made["int8"] else ""
+    typer.echo(f"{made['model']}: fitted on {made['pictures']} pictures of {len(made['labels'])} labels{products}")
     if made["left_out"]:
         typer.echo(f"no known words, left out: {', '.join(made['left_out'])}")
 

@@ -3,6 +3,7 @@
 Base pictures may have labels. If they have none, the classes that a classifier is sure of serve as labels.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -25,6 +26,7 @@ from fewtag.pictures.prefetch import Begin, batches, prefetch, unwatched
 from fewtag.research.data.splits import class_names
 from fewtag.research.features.backbone import create_backbone, create_classifier
 from fewtag.research.features.graph import Constants, wrap_graph, write_graph
+from fewtag.research.features.int8 import feeds, try_int8
 from fewtag.runtime import Network
 from fewtag.tagger.model import KIND, save_model, solve_words
 from fewtag.words.vectors import SHIPPED, WordTable, load_words
@@ -40,6 +42,8 @@ REPEATS, QUERIES, HELD = 3, 600, 30
 WRONG_NAMES = 200
 FOLDS, FEWEST_LABELS, SURE = 4, 8, 0.5
 BATCH = 32
+MOST_BYTES = 300_000_000
+"""The products of a larger graph stay in floats: to try what int8 does to each would take gigabytes and hours."""
 MOST_PLACES = 3000
 """The most pictures whose places are kept for calibration."""
 
@@ -171,11 +175,13 @@ def fit_model(
     size: int = 224,
     words: str = SHIPPED,
     device: str = "auto",
+    int8: bool = True,
     begin: Begin = unwatched,
 ) -> dict[str, Any]:
     """Writes OUT.safetensors and OUT.onnx, once both are done; returns facts about the model.
 
-    `network` is a timm name, or the path of an ONNX file from normalised pixels to a feature map.
+    `network` is a timm name, or the path of an ONNX file from normalised pixels to a feature map. With `int8` a
+    transformer's matrix products are computed in int8 where that changes little.
     """
     name = out.name.removesuffix(".safetensors")
     graph, model = (out.with_name(f"{name}{ending}") for ending in (".onnx", ".safetensors"))
@@ -193,6 +199,7 @@ def fit_model(
         names = [labels[number] for number in kept]
         targets = targets[:, kept]
         _refuse_too_few(names, targets, rows)
+        quantised = int8 and quantise(made, facts, constants, pictures, begin)
         pooled, places = encode(made, facts, constants, pictures, rows, device, begin)
         chances = classify(pictures, begin) if chances is None else chances
         base = BasePictures(names, names, targets, pooled, chances)
@@ -220,7 +227,13 @@ def fit_model(
         out.parent.mkdir(parents=True, exist_ok=True)
         for path in (graph, model):
             (Path(folder) / path.name).replace(path)
-    return {"model": str(model), "pictures": len(pictures), "labels": names, "left_out": unknown}
+    return {
+        "model": str(model),
+        "pictures": len(pictures),
+        "labels": names,
+        "left_out": unknown,
+        "int8": quantised,
+    }
 
 
 def _refuse_to_replace(graph: Path, model: Path) -> None:
@@ -281,6 +294,22 @@ def make_graph(network: str, weights: str | None, size: int, path: Path) -> tupl
             raise InputError("an ONNX file has its own weights; leave --weights out")
         return wrap_graph(Path(network), path, size)
     return write_graph(create_backbone(network, weights=weights, size=size), path)
+
+
+def quantise(
+    path: Path, facts: dict[str, Any], constants: Constants, pictures: Sequence[Picture], begin: Begin
+) -> bool:
+    """Whether the graph's matrix products are in int8 now; if so its file and the digest in its facts are new."""
+    before = path.read_bytes()
+    if len(before) > MOST_BYTES:
+        return False
+    seen = feeds(pictures, int(facts["size"]), int(facts["channels"]), constants)
+    content = try_int8(before, seen, 16, begin)
+    if content is None:
+        return False
+    path.write_bytes(content)
+    facts["sha256"] = hashlib.sha256(content).hexdigest()
+    return True
 
 
 def encode(

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from fewtag.graphs import pack_weights, to_int8, unpack_weights
 from fewtag.research.features.backbone import create_backbone
 from fewtag.research.features.graph import write_graph
-from fewtag.research.features.int8 import static_int8
+from fewtag.research.features.int8 import static_int8, try_int8
 from fewtag.runtime import use_exact_products
 
 CHANNELS, HIDDEN = 48, 64
@@ -107,6 +107,16 @@ def test_the_product_that_int8_harms_most_stays_in_floats(graph: bytes, monkeypa
     monkeypatch.setattr("fewtag.research.features.int8._smooth", lambda *_: None)  # the first one is harmed then
     nodes = onnx.load_model_from_string(static_int8(graph, [noise(0)], floats=1)).graph.node
     assert [node.input[0] for node in nodes if node.op_type == "QuantizeLinear"] == ["bent"]
+
+
+def test_int8_is_left_where_it_would_change_too_much_or_there_is_little_to_gain(
+    graph: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert try_int8(graph, [noise(0)], 16) is None, "both products are among those that stay in floats"
+    monkeypatch.setattr("fewtag.research.features.int8.FLOATS", 1)
+    assert kinds(try_int8(graph, [noise(0)], 16) or b"").count("QuantizeLinear") == 1
+    monkeypatch.setattr("fewtag.research.features.int8.WORST", 1e-7)
+    assert try_int8(graph, [noise(0)], 16) is None
 
 
 def test_an_int8_product_is_what_rounding_by_hand_makes(graph: bytes) -> None:
