@@ -127,6 +127,22 @@ def files(setting: Setting) -> Iterator[Figure]:
         yield Figure(row, rates[name] / rates["former"], "×", promise, facts)
 
 
+def photographs(setting: Setting) -> Iterator[Figure]:
+    """Both models on photographs as cameras make them, most of whose time is decoding."""
+    count = 8 if setting.quick else 96
+    folder, accurate = write_jpegs(setting.folder / "12", count, (4000, 3000), different=8), setting.folder / "better"
+    make_bank(accurate, "accurate")
+    plainly = ("--no-cache", "--prior", "bank")
+    contenders = {
+        "default": lambda: tag(setting, setting.bank, BENCH, *plainly, folder=folder),
+        "accurate": lambda: tag(setting, accurate, BENCH, *plainly, folder=folder),
+    }
+    rates = {name: count / seconds for name, seconds in in_turns(contenders, min(setting.rounds, 3)).items()}
+    facts = {f"{name} pictures/s": round(rate, 1) for name, rate in rates.items()}
+    row = "`fewtag tag` of JPEGs of 12 megapixels: `accurate` beside `default`"
+    yield Figure(row, rates["accurate"] / rates["default"], "×", "", facts)
+
+
 def cached(setting: Setting) -> Iterator[Figure]:
     """From the cache, with 16 labels; the first run fills it."""
     folder = write_jpegs(setting.folder / "many", 96 if setting.quick else 2048, (500, 375))

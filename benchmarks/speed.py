@@ -23,12 +23,15 @@ from environments import FORMER, former_environment, install_wheel, installed
 from growth import growth
 from http_load import throughput
 from measuring import Figure
-from product import Setting, cached, decoded_arrays, files, memory, ray, sidecars, start_up
+from product import Setting, cached, decoded_arrays, files, memory, photographs, ray, sidecars, start_up
 from rivals import beside_easyfsl
 
 from fewtag.files import write_atomically
 
-SECTIONS = ("wheel", "start", "arrays", "files", "cache", "write", "memory", "http", "ray", "rivals", "growth")
+SECTIONS = (
+    *("wheel", "start", "arrays", "files", "photographs", "cache", "write", "memory", "http", "ray", "rivals"),
+    "growth",
+)
 
 
 def figures(setting: Setting, wanted: Iterable[str]) -> Iterator[tuple[str, Figure]]:
@@ -39,6 +42,7 @@ def figures(setting: Setting, wanted: Iterable[str]) -> Iterator[tuple[str, Figu
         "start": lambda: start_up(setting, python),
         "arrays": lambda: decoded_arrays(setting),
         "files": lambda: files(setting),
+        "photographs": lambda: photographs(setting),
         "cache": lambda: cached(setting),
         "write": lambda: sidecars(setting),
         "memory": lambda: memory(setting),
