@@ -1,6 +1,6 @@
 """Writes a shipped DINOv2 model's network as a state dict in timm's keys, for recipes that measure on it.
 
-    python scripts/graph_weights.py coco52 --out DATA/weights/dinov2-coco52-126.safetensors
+    python scripts/graph_weights.py coco52 --out DATA/weights/dinov2-coco52-168.safetensors
 
 The positions are those of the model's own size: `backbone.size` has to be the same.
 """

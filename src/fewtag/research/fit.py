@@ -333,7 +333,7 @@ def encode(
         pooled.append(found.mean(axis=1))
         places += [each.astype(np.float16) for row, each in enumerate(found, first * BATCH) if row in wanted]
         advance(len(batch))
-    return np.concatenate(pooled), np.stack(places)
+    return np.concatenate(pooled), np.array(places)
 
 
 @torch.inference_mode()
