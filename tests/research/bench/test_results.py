@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fewtag.errors import InputError
+from fewtag.research.bench import results
 from fewtag.research.bench.recipe import Recipe
 from fewtag.research.bench.results import METRICS, ResultRow, commit, read_rows, result_rows, summarise, write_rows
 
@@ -147,3 +149,31 @@ def test_a_summary_is_the_mean_and_interval_of_each_metric() -> None:
     for place, name in enumerate(METRICS):
         assert summary[name]["mean"] == place + 1
         assert summary[name]["interval"] == pytest.approx(4.302653 / math.sqrt(3))  # Student, two degrees of freedom
+
+
+def test_rows_that_are_being_written_do_not_make_their_commit_dirty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        return subprocess.run(
+            ["git", *who, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
+
+    code, rows = tmp_path / "src" / "results.py", tmp_path / "results" / "rows.json"
+    for file in (code, rows):
+        file.parent.mkdir()
+        file.write_text("1")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    head = git("rev-parse", "HEAD")[:12]
+    monkeypatch.delenv("FEWTAG_COMMIT", raising=False)
+    monkeypatch.setattr(results, "__file__", str(code))
+    found = []
+    for file in (rows, code):
+        file.write_text("2")
+        results._commit_of_repository.cache_clear()
+        found.append(commit())
+    results._commit_of_repository.cache_clear()
+    assert found == [head, f"{head}-dirty"]

@@ -295,16 +295,15 @@ def commit() -> str:
 
 @cache
 def _commit_of_repository() -> str:
-    folder = Path(__file__).parent
+    """With `-dirty` if more than rows changed since: those that are being written say nothing about the code."""
+
+    def git(*arguments: str) -> str:
+        ran = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+        return ran.stdout.strip()
+
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=folder, capture_output=True, check=True)
+        git("ls-files", "--error-unmatch", __file__)
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)results")
+        return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return f"fewtag {fewtag.__version__}"  # an installed copy
-    return described.stdout.strip()
