@@ -219,6 +219,11 @@ class Bank:
         """The number of examples of each of the classes."""
         return np.array([len(self.members[label]) for label in self.classes], dtype=np.int64)
 
+    @property
+    def without_copies(self) -> int:
+        """The number of examples of which no small copy is kept."""
+        return sum(not example.picture for example in self.examples.values())
+
     def classifier(self, model: "Model", label: str) -> Fitted:
         """A label's classifier, fitted if need be."""
         fit, prototype = self.fits.get(label), self.definitions[label].prototype
