@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tarfile
 import types
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from tiny import draw, same_classifiers
 
 from fewtag import Tagger
 from fewtag.interop.datasets import read_set
+from fewtag.pictures.decode import pixel_digest
 from fewtag.tagger import export as exporting
 
 Cli = Callable[..., Any]
@@ -291,6 +293,28 @@ def test_boxes_of_a_detector_are_tagged_as_pictures_and_go_back(cli: Cli, bank: 
     assert "classifications" not in unsure
     assert found["images"][1:] == DETECTIONS["images"][1:]  # type: ignore[index]
     assert found["info"]["format_version"] == "1.6"
+
+
+def test_a_mended_table_of_boxes_or_of_an_archive_teaches_these(cli: Cli, bank: Path) -> None:
+    """Rows that name no file: they are looked for in the source that was tagged."""
+    left, right = draw(70, "dog", size=(60, 40)), draw(71, "cat", size=(60, 40))
+    both = Image.new("RGB", (120, 40))
+    both.paste(left, (0, 0))
+    both.paste(right, (60, 0))
+    both.save("two.png")
+    Path("detections.json").write_text(json.dumps(DETECTIONS))
+    with tarfile.open("two.tar", "w") as archive:
+        archive.add("two.png", "in/two.png")
+    for source, mended, shown in (("detections.json", "two.png#2", right), ("two.tar", "in/two.png", both)):
+        assert cli("tag", bank, source, "--out", "tags.csv", "--force").code == 0
+        rows = [line for line in Path("tags.csv").read_text().splitlines() if not line.startswith(mended)]
+        Path("tags.csv").write_text("\n".join([*rows, f"{mended},sofa;!dog"]) + "\n")
+        assert cli("learn", bank, "tags.csv").code == 0
+        example = Tagger.load(bank).bank_.examples[pixel_digest(shown)]
+        assert (example.name, example.labels) == (Path(mended).name, {"sofa"})
+        assert json.loads(cli("check", bank, "tags.csv", "--json", "--prior", "bank").out)["pictures"] == 1
+        Path(source).unlink()
+        assert f"{Path(mended).name}: there is no such file" in cli("learn", bank, "tags.csv").err
 
 
 @pytest.mark.usefixtures("tagged")
