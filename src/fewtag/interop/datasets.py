@@ -127,6 +127,11 @@ def _copy(source: Path, target: Path) -> None:
 
 def _fiftyone(given: Set) -> dict[str, Any]:
     """For `fo.Dataset.from_dir(…, fo.types.FiftyOneImageClassificationDataset)`: pictures stay where they are."""
+    if given.rows and not any(os.path.lexists(given.path(row)) for row in given.rows):
+        raise InputError(
+            f"there is no {given.path(given.rows[0])}, nor another picture of the table; give their folder by --root "
+            "(what lies in an archive, and a detector's boxes, are no files that a data set could name)"
+        )
     labels = {
         str(given.path(row)): [
             {"label": tag} | ({"confidence": row.scores[tag]} if tag in row.scores else {}) for tag in row.tags
