@@ -21,10 +21,10 @@ IMAGE_ENDINGS = frozenset(
 )
 RAW_ENDINGS = frozenset(
     {".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2", ".dng", ".orf", ".rw2", ".raf", ".pef", ".srw"}
-    | {".raw", ".rwl", ".3fr", ".iiq", ".x3f"}
+    | {".raw", ".rwl", ".3fr", ".iiq", ".x3f", ".mrw", ".kdc", ".dcr", ".erf", ".mef", ".mos", ".fff", ".gpr"}
 )
 """RAW formats of cameras, which often write a JPEG beside them."""
-UNREADABLE_ENDINGS = RAW_ENDINGS | {".jp2", ".j2k", ".jpx", ".jxl", ".psd", ".xcf", ".eps"}
+UNREADABLE_ENDINGS = RAW_ENDINGS | {".jp2", ".j2k", ".jpx", ".jxl", ".psd", ".xcf", ".eps", ".tga", ".ppm", ".pgm"}
 """Picture formats that are not read: they are listed as failures, never silently left out."""
 OTHERS_FOLDERS = frozenset({"@eadir", "#recycle", "$recycle.bin", "__macosx"})
 """Folders of thumbnails and deleted files that devices and archives create beside a person's own; in lower case."""
