@@ -323,7 +323,7 @@ class Tagger:
         return rows()  # this function is no generator itself, so that bad arguments are refused at once
 
     def estimate_priors(self, images: Images) -> dict[str, float]:
-        """The share of pictures like these that show each label, by expectation maximisation on their probabilities.
+        """The share of pictures like these that show each label: the most probable one, given their probabilities.
 
         A random sample of a few hundred pictures is enough. The bank is not changed: `set_priors` stores them.
         """
