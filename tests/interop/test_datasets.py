@@ -22,6 +22,7 @@ from fewtag import Tagger
 from fewtag.interop.datasets import read_set
 from fewtag.pictures.decode import pixel_digest
 from fewtag.tagger import export as exporting
+from fewtag.tagging.examples import read_table
 
 Cli = Callable[..., Any]
 
@@ -317,6 +318,14 @@ def test_a_mended_table_of_boxes_or_of_an_archive_teaches_these(cli: Cli, bank: 
         assert json.loads(cli("check", bank, "tags.csv", "--json", "--prior", "bank").out)["pictures"] == 1
         Path(source).unlink()
         assert f"{Path(mended).name}: there is no such file" in cli("learn", bank, "tags.csv").err
+
+
+def test_a_tables_record_names_no_address_that_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fewtag.tagging.sources.file_system", lambda url: pytest.fail(f"asked {url}"))
+    (tmp_path / "tags.csv").write_text("image,tags\na.jpg,dog\n")
+    record = {"source": ["https://example.org/pictures.tar"], "labels": ["dog"], "rows": ""}
+    (tmp_path / "tags.csv.run.json").write_text(json.dumps(record))
+    assert [each.picture.path for each in read_table(tmp_path / "tags.csv")] == [tmp_path / "a.jpg"]
 
 
 @pytest.mark.usefixtures("tagged")

@@ -181,10 +181,12 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
 def _inside(table: Path) -> dict[str, Picture]:
     """By name, pictures of a table of `tag` that are no files of their own: in an archive, or a detector's boxes."""
     sources = read_record(table).get("source")
-    if not isinstance(sources, list) or len(sources) != 1 or not str(sources[0]).lower().endswith((".tar", ".json")):
+    source = str(sources[0]) if isinstance(sources, list) and len(sources) == 1 else ""
+    # an address is never asked: whoever sends a table with its record could name any
+    if is_url(source) or not source.lower().endswith((".tar", ".json")):
         return {}
     try:
-        entries = open_source([str(sources[0])]).entries
+        entries = open_source([source]).entries
     except InputError:  # it is gone, say
         return {}
     return {picture_name(each.name): picture for each in entries if (picture := each.picture) is not None}
