@@ -23,6 +23,7 @@ from fewtag.interop.datasets import read_set
 from fewtag.pictures.decode import pixel_digest
 from fewtag.tagger import export as exporting
 from fewtag.tagging.examples import read_table
+from fewtag.tagging.sources import open_source
 
 Cli = Callable[..., Any]
 
@@ -294,6 +295,31 @@ def test_boxes_of_a_detector_are_tagged_as_pictures_and_go_back(cli: Cli, bank: 
     assert "classifications" not in unsure
     assert found["images"][1:] == DETECTIONS["images"][1:]  # type: ignore[index]
     assert found["info"]["format_version"] == "1.6"
+
+
+def test_what_a_detector_wrote_on_windows_is_read_and_goes_back(cli: Cli, bank: Path) -> None:
+    Path("cam").mkdir()
+    draw(70, "dog", size=(60, 40)).save("cam/two.png")
+    first = {**DETECTIONS["images"][0], "file": "cam\\two.png"}  # type: ignore[index,dict-item]
+    Path("detections.json").write_text(json.dumps({**DETECTIONS, "images": [first]}), encoding="utf-8-sig")
+    said = cli("tag", bank, "detections.json", "--out", "tags.jsonl", "--scores", "--threshold", "0.001")
+    assert said.code == 0, said.err
+    image = exported(cli, "megadetector")["images"][0]
+    assert image["file"] == "cam\\two.png"
+    assert [bool(each.get("classifications")) for each in image["detections"]] == [True, True, False]
+
+
+def test_a_data_set_and_a_list_may_have_the_separators_of_windows(tmp_path: Path) -> None:
+    (tmp_path / "cam").mkdir()
+    draw(70, "dog").save(tmp_path / "cam" / "a.png")
+    images, categories = [{"id": 1, "file_name": "cam\\a.png"}], [{"id": 7, "name": "dog"}]
+    coco = {"images": images, "categories": categories, "annotations": [{"image_id": 1, "category_id": 7}]}
+    (tmp_path / "coco.json").write_text(json.dumps(coco), encoding="utf-8-sig")
+    (shown,) = read_set(tmp_path / "coco.json")
+    assert (shown.picture.path, shown.labels) == (tmp_path / "cam" / "a.png", {"dog"})
+    (tmp_path / "list.txt").write_text("cam\\a.png\n" + "cam\\" + 300 * "b" + ".png\n")
+    there, gone = open_source([str(tmp_path / "list.txt")]).entries
+    assert (there.name, there.location, gone.stamp) == ("cam\\a.png", str(tmp_path / "cam" / "a.png"), None)
 
 
 def test_a_mended_table_of_boxes_or_of_an_archive_teaches_these(cli: Cli, bank: Path) -> None:

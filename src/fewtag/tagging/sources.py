@@ -226,9 +226,15 @@ def _list(path: Path) -> Iterator[Entry]:
     for line in lines:
         name = line.strip()
         if name and not name.startswith("#"):
-            file = path.parent / name
+            file = _beside(path, name)
             here = not is_url(name)
             yield Entry(name, str(file.absolute()) if here else name, stamp(file) if here else None)
+
+
+def _beside(path: Path, name: str) -> Path:
+    """A file that another one names, relative to itself and perhaps with the separators of Windows."""
+    file = path.parent / name
+    return file if "\\" not in name or os.path.lexists(file) else path.parent / name.replace("\\", "/")
 
 
 def read_detections(path: Path) -> dict[str, Any]:
@@ -253,7 +259,7 @@ def read_detections(path: Path) -> dict[str, Any]:
 def _detections(path: Path) -> Iterator[Entry]:
     """The detections with enough confidence, named by picture and number; paths are relative to the file."""
     for image in read_detections(path)["images"]:
-        file = path.parent / image["file"]
+        file = _beside(path, image["file"])
         for number, detection in enumerate(image.get("detections") or (), 1):
             if float(detection["conf"]) >= SURE:
                 location, box = str(file.absolute()), tuple(map(float, detection["bbox"]))
