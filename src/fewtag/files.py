@@ -170,7 +170,7 @@ def format_size(size: int) -> str:
 def read_json(path: Path, what: str) -> Any:
     """The content of a JSON file; `what` names the file in the error if it is missing or no JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))  # some programs on Windows begin it with a mark
     except FileNotFoundError as error:
         raise InputError(f"there is no {what} {path}; check the path") from error
     except OSError as error:

@@ -136,9 +136,7 @@ class Network:
                 "device 'cuda' needs the package onnxruntime-gpu in place of onnxruntime, and a GPU; use cpu or auto"
             )
         providers = [gpu, cpu] if has_gpu and self.wanted != "cpu" else [cpu]
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 4  # fatal: what matters is reported in one sentence
+        options = _options()
         use_exact_products(options)
         try:
             content = self.graph.read_bytes()
@@ -167,6 +165,15 @@ class Network:
         return type(self), (self.graph, self.wanted, self.limit, self.sha256, self.constants)
 
 
+def _options() -> "SessionOptions":
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # fatal: what matters is reported in one sentence
+    return options
+
+
 def use_exact_products(options: "SessionOptions") -> None:
     """Has onnxruntime take its slower int8 products where the fast ones overflow: on x86 processors without VNNI."""
     if _products_overflow():
@@ -178,7 +185,7 @@ def _products_overflow() -> bool:
     """Whether sums such as 255 × 127 + 255 × 127 are too much for this processor's products, which then say 32,767."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(_PRODUCT, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(_PRODUCT, _options(), providers=["CPUExecutionProvider"])
     found: NDArray[np.int32] = session.run(None, {"left": np.full((4, 8), 255, np.uint8)})[0]
     return bool((found != 8 * 255 * 127).any())
 

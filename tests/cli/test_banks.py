@@ -236,6 +236,17 @@ def test_a_bank_moves_to_another_model_by_the_copies_it_keeps(cli: Cli, bank: Pa
     assert tagger.predict(draw(300, "dog")) == [("dog",)]
 
 
+def test_an_upgrade_that_could_not_be_saved_is_refused_before_the_work(
+    cli: Cli, bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write_tiny_model(tmp_path / "model", "other", seed=1)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "studio.sqlite").touch()
+    bank = bank.rename(tmp_path / "project" / "bank.fewtag")
+    monkeypatch.setattr("fewtag.tagger.stream.migrated", lambda *_: pytest.fail("before any work"))
+    assert refused(cli("upgrade", bank, "--model", other), "is made of the answers in a studio's project")
+
+
 def test_without_copies_a_bank_does_not_move(cli: Cli, tiny_model: Path, tmp_path: Path) -> None:
     draw(0, "dog").save("dog.png")
     assert cli("learn", "b.fewtag", "dog.png", "--label", "dog", "--no-pictures", "--model", tiny_model).code == 0

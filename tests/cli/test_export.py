@@ -130,6 +130,17 @@ def test_facts_for_machines(cli: Cli, bank: Path, photos: Path) -> None:
     )
 
 
+def test_an_int8_graph_that_is_the_graph_itself_is_called_so(
+    cli: Cli, bank: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = cli("export", bank, "floats", "--int8").out.splitlines()[-1]
+    assert re.search(r"tagger-int8\.onnx: .*, written; greatest difference \S+, which int8 is expected to make$", other)
+    monkeypatch.setattr("fewtag.graphs.to_int8", lambda graph: graph)  # as it is for a shipped model's
+    said = cli("export", bank, "folder", "--int8")
+    assert said.out.endswith("written; the same as tagger.onnx, whose products are in int8 already\n")
+    assert json.loads(cli("export", bank, "folder", "--int8", "--json").out)["int8_is_same"]
+
+
 def test_other_files_of_the_folder_stay(cli: Cli, bank: Path) -> None:
     Path("site").mkdir()
     Path("site/index.html").write_text("mine")

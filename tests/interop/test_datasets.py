@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tarfile
 import types
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
@@ -19,7 +20,10 @@ from tiny import draw, same_classifiers
 
 from fewtag import Tagger
 from fewtag.interop.datasets import read_set
+from fewtag.pictures.decode import pixel_digest
 from fewtag.tagger import export as exporting
+from fewtag.tagging.examples import read_table
+from fewtag.tagging.sources import open_source
 
 Cli = Callable[..., Any]
 
@@ -291,6 +295,63 @@ def test_boxes_of_a_detector_are_tagged_as_pictures_and_go_back(cli: Cli, bank: 
     assert "classifications" not in unsure
     assert found["images"][1:] == DETECTIONS["images"][1:]  # type: ignore[index]
     assert found["info"]["format_version"] == "1.6"
+
+
+def test_what_a_detector_wrote_on_windows_is_read_and_goes_back(cli: Cli, bank: Path) -> None:
+    Path("cam").mkdir()
+    draw(70, "dog", size=(60, 40)).save("cam/two.png")
+    first = {**DETECTIONS["images"][0], "file": "cam\\two.png"}  # type: ignore[index,dict-item]
+    Path("detections.json").write_text(json.dumps({**DETECTIONS, "images": [first]}), encoding="utf-8-sig")
+    said = cli("tag", bank, "detections.json", "--out", "tags.jsonl", "--scores", "--threshold", "0.001")
+    assert said.code == 0, said.err
+    image = exported(cli, "megadetector")["images"][0]
+    assert image["file"] == "cam\\two.png"
+    assert [bool(each.get("classifications")) for each in image["detections"]] == [True, True, False]
+
+
+def test_a_data_set_and_a_list_may_have_the_separators_of_windows(tmp_path: Path) -> None:
+    (tmp_path / "cam").mkdir()
+    draw(70, "dog").save(tmp_path / "cam" / "a.png")
+    images, categories = [{"id": 1, "file_name": "cam\\a.png"}], [{"id": 7, "name": "dog"}]
+    coco = {"images": images, "categories": categories, "annotations": [{"image_id": 1, "category_id": 7}]}
+    (tmp_path / "coco.json").write_text(json.dumps(coco), encoding="utf-8-sig")
+    (shown,) = read_set(tmp_path / "coco.json")
+    assert (shown.picture.path, shown.labels) == (tmp_path / "cam" / "a.png", {"dog"})
+    (tmp_path / "list.txt").write_text("cam\\a.png\n" + "cam\\" + 300 * "b" + ".png\n")
+    there, gone = open_source([str(tmp_path / "list.txt")]).entries
+    assert (there.name, there.location, gone.stamp) == ("cam\\a.png", str(tmp_path / "cam" / "a.png"), None)
+
+
+def test_a_mended_table_of_boxes_or_of_an_archive_teaches_these(cli: Cli, bank: Path) -> None:
+    """Rows that name no file: they are looked for in the source that was tagged."""
+    left, right = draw(70, "dog", size=(60, 40)), draw(71, "cat", size=(60, 40))
+    both = Image.new("RGB", (120, 40))
+    both.paste(left, (0, 0))
+    both.paste(right, (60, 0))
+    both.save("two.png")
+    Path("detections.json").write_text(json.dumps(DETECTIONS))
+    with tarfile.open("two.tar", "w") as archive:
+        archive.add("two.png", "in/two.png")
+    for source, mended, shown in (("detections.json", "two.png#2", right), ("two.tar", "in/two.png", both)):
+        assert cli("tag", bank, source, "--out", "tags.csv", "--force").code == 0
+        rows = [line for line in Path("tags.csv").read_text().splitlines() if not line.startswith(mended)]
+        Path("tags.csv").write_text("\n".join([*rows, f"{mended},sofa;!dog"]) + "\n")
+        assert cli("learn", bank, "tags.csv").code == 0
+        said = cli("export", "tags.csv", "out", "--as", "fiftyone")
+        assert (said.code, Path("out").exists(), "no files that a data set could name" in said.err) == (2, False, True)
+        example = Tagger.load(bank).bank_.examples[pixel_digest(shown)]
+        assert (example.name, example.labels) == (Path(mended).name, {"sofa"})
+        assert json.loads(cli("check", bank, "tags.csv", "--json", "--prior", "bank").out)["pictures"] == 1
+        Path(source).unlink()
+        assert f"{Path(mended).name}: there is no such file" in cli("learn", bank, "tags.csv").err
+
+
+def test_a_tables_record_names_no_address_that_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fewtag.tagging.sources.file_system", lambda url: pytest.fail(f"asked {url}"))
+    (tmp_path / "tags.csv").write_text("image,tags\na.jpg,dog\n")
+    record = {"source": ["https://example.org/pictures.tar"], "labels": ["dog"], "rows": ""}
+    (tmp_path / "tags.csv.run.json").write_text(json.dumps(record))
+    assert [each.picture.path for each in read_table(tmp_path / "tags.csv")] == [tmp_path / "a.jpg"]
 
 
 @pytest.mark.usefixtures("tagged")

@@ -34,7 +34,10 @@ def test_hidden_files_and_what_devices_put_beside_are_left_out(make, tmp_path: P
     assert names(tmp_path) == ["sub/a.jpg"]
 
 
-@pytest.mark.parametrize("name", ["a.CR2", "b.nef", "c.dng", "d.jp2", "e.psd", "f.jxl", "g.eps"])
+UNREAD = "a.CR2", "b.nef", "c.dng", "d.jp2", "e.psd", "f.jxl", "g.eps", "h.GPR", "i.mrw", "j.ppm"
+
+
+@pytest.mark.parametrize("name", UNREAD)
 def test_pictures_that_are_not_read_are_told_of(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"x")
     ending = Path(name).suffix.lower()

@@ -2,9 +2,11 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from fewtag.pictures import prefetch as prefetching
 from fewtag.pictures.prefetch import batches, prefetch, usable_cores
 
 
@@ -70,3 +72,18 @@ def test_the_number_of_cores_is_known_where_the_system_tells_none(monkeypatch: p
     monkeypatch.delattr("os.sched_getaffinity", raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: None)
     assert usable_cores() == 1
+
+
+QUOTAS = {"200000 100000\n": 2, "150000 100000": 2, "1000 100000": 1, "max 100000": 8, "9900000 100000": 8, "": 8}
+
+
+@pytest.mark.parametrize(("quota", "cores"), QUOTAS.items())
+def test_a_containers_quota_limits_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int
+) -> None:
+    """As `docker run --cpus 2` sets it, and Kubernetes for a limit."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _process: range(8), raising=False)
+    monkeypatch.setattr(prefetching, "QUOTA", tmp_path / "cpu.max")
+    assert usable_cores() == 8
+    (tmp_path / "cpu.max").write_text(quota)
+    assert usable_cores() == cores

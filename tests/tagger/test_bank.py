@@ -190,7 +190,7 @@ def test_a_place_that_cannot_be_written_is_named(taught: Tagger, tmp_path: Path)
 def test_another_model_is_refused(saved: Path, model: Model) -> None:
     moved = replace(model.space, mean=model.space.mean + 1)
     for other in (replace(model, space=moved), replace(model, strengths=replace(model.strengths, ridge=2.0))):
-        with pytest.raises(InputError, match=r"made with another model 'tiny' \(words 'pieces', fewtag .*`upgrade`"):
+        with pytest.raises(InputError, match=r"made with another version of model 'tiny' \(words 'pieces', fewtag "):
             Tagger.load(saved, model=other)
 
 
@@ -380,7 +380,7 @@ def test_a_bank_names_no_file_that_is_opened_for_words(saved: Path, tmp_path: Pa
     secret.write_text("API_KEY=sk-12345-very-secret\n")
     fingerprint = read_header(saved)["model"]["fingerprint"]
     rewrite(saved, lambda header: header["model"].update(words=str(secret), own_words=True))
-    with pytest.raises(InputError, match="made with another model") as refused:
+    with pytest.raises(InputError, match=r"was made with another version of model .* --words FILE$") as refused:
         Tagger.load(saved)
     assert "sk-12345" not in str(refused.value)
     loaded = load_model(read_header(saved)["model"]["source"], absent_words=str(secret))
@@ -435,6 +435,20 @@ def test_a_bank_moves_to_another_model_by_the_copies_it_keeps(
     moved.save(saved)
     assert Tagger.load(saved).model.name == "other"
     assert Tagger.load(saved, upgrade=True).counts_ == moved.counts_, "once more changes nothing"
+
+
+def test_the_refusal_of_another_models_bank_names_the_command_that_moves_it(
+    taught: Tagger, saved: Path, model: Model, other_file: Path, own_words: Path, tmp_path: Path
+) -> None:
+    later = replace(model, space=replace(model.space, mean=model.space.mean + 1))
+    with pytest.raises(InputError, match=rf"to move it to this one: fewtag upgrade {saved}$"):
+        Tagger.load(saved, model=later)
+    whole = rf": fewtag upgrade {saved} --model {other_file} --words {own_words}, or load it with that one$"
+    with pytest.raises(InputError, match="made with another model 'tiny' .*" + whole):
+        Tagger.load(saved, model=str(other_file), words=str(own_words))
+    taught.save(tmp_path / "shared", examples=False)
+    with pytest.raises(InputError, match=r"keeps no copies of 8 of its 8 examples .*: learn them again "):
+        Tagger.load(tmp_path / "shared", model=later)
 
 
 def test_what_a_person_defined_moves_along(model: Model, other_file: Path, own_words: Path, tmp_path: Path) -> None:

@@ -202,6 +202,22 @@ def test_exact_products_say_what_fast_ones_say_where_these_do_not_overflow(monke
     np.testing.assert_allclose(load_model("default").encode(square), fast, atol=2e-3 * np.abs(fast).max())
 
 
+def test_what_tries_the_processor_says_nothing_and_starts_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left alone, onnxruntime binds its threads to cores, and complains where a container may not use them all."""
+    import onnxruntime
+
+    asked = []
+
+    def opened(graph: bytes, options: onnxruntime.SessionOptions, **also: object) -> onnxruntime.InferenceSession:
+        asked.append((options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level))
+        return session(graph, options, **also)
+
+    session = onnxruntime.InferenceSession
+    monkeypatch.setattr(onnxruntime, "InferenceSession", opened)
+    runtime._products_overflow.__wrapped__()
+    assert asked == [(1, 1, 4)]
+
+
 def test_the_product_that_is_tried_sums_what_sixteen_bits_cannot_hold() -> None:
     import onnxruntime
 

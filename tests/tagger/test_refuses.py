@@ -250,3 +250,5 @@ def test_a_name_may_have_joiners_and_marks() -> None:
 
 def test_one_spelling_of_each_name() -> None:
     assert label_name("  cafe\u0301 \n noir ") == "caf\u00e9 noir"
+    # pasted from a web page, or the mark at the head of a file: else there would be two labels that look the same
+    assert label_name("\ufeffdog\u200b house\u2060 \u200b bo\u00adne") == "dog house bone"

@@ -81,6 +81,13 @@ def test_the_sample_is_the_same_each_time_and_by_name_not_by_chance(bank: Path, 
     assert seen == [16]
 
 
+def test_a_picture_that_cannot_be_read_is_done_too(bank: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "PRIOR_SAMPLE", 41)
+    done: list[int] = []
+    run.priors_in(open_source([str(archive)]), Tagger.load(bank), run.Options(), lambda *_task: done.append)
+    assert sum(done) == 41
+
+
 def test_what_an_earlier_run_estimated_is_used_by_the_one_that_goes_on(
     cli: Cli, bank: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -435,6 +435,7 @@ def upgrade(
     from fewtag.tagger.bank_file import read_header
     from fewtag.tagger.tagger import Tagger
 
+    check_writable(bank)
     with Bars() as bars:
         # no bar if the bank is of this model already
         begun = cache(lambda: bars.begin("learning again", len(read_header(bank)["examples"])))

@@ -20,7 +20,7 @@ from fewtag.pictures.files import Picture, is_image_name
 from fewtag.tagger.stream import Tagged
 from fewtag.tagging.examples import Shown, clean_label, name_in, read_tagged, tagged_folder
 from fewtag.tagging.sources import read_detections
-from fewtag.tagging.tables import read_record
+from fewtag.tagging.tables import picture_name, read_record
 
 LOCAL_FILES = "/data/local-files/?d="
 """Label Studio's address of a file below its LOCAL_FILES_DOCUMENT_ROOT."""
@@ -127,6 +127,11 @@ def _copy(source: Path, target: Path) -> None:
 
 def _fiftyone(given: Set) -> dict[str, Any]:
     """For `fo.Dataset.from_dir(…, fo.types.FiftyOneImageClassificationDataset)`: pictures stay where they are."""
+    if given.rows and not any(os.path.lexists(given.path(row)) for row in given.rows):
+        raise InputError(
+            f"there is no {given.path(given.rows[0])}, nor another picture of the table; give their folder by --root "
+            "(what lies in an archive, and a detector's boxes, are no files that a data set could name)"
+        )
     labels = {
         str(given.path(row)): [
             {"label": tag} | ({"confidence": row.scores[tag]} if tag in row.scores else {}) for tag in row.tags
@@ -182,10 +187,10 @@ def _megadetector(given: Set, table: Path) -> dict[str, Any]:
         )
     found = read_detections(Path(sources[0]))
     numbers = {label: str(number) for number, label in enumerate(given.labels, 1)}
-    rows = {row.image: row for row in given.rows}
+    rows = {picture_name(row.image): row for row in given.rows}
     for image in found["images"]:
         for number, detection in enumerate(image.get("detections") or (), 1):
-            row = rows.get(f"{image['file']}#{number}")
+            row = rows.get(picture_name(f"{image['file']}#{number}"))
             if row is not None:
                 scores = {tag: row.scores.get(tag, 1.0) for tag in row.tags}
                 ranked = sorted(scores, key=lambda tag: -scores[tag])
@@ -234,8 +239,8 @@ def read_set(path: Path, root: Path | None = None, *, complete: bool = False) ->
             raise
         raise InputError(f"the data set {path} is not whole ({error!r}); export it again") from error
     shown = [
-        Shown(Picture(place / name, name=str(place / name)), frozenset(map(clean_label, labels)))
-        for name, labels in found.items()
+        Shown(Picture(where, name=str(where)), frozenset(map(clean_label, labels)))
+        for where, labels in ((place / name_in(place, name), labels) for name, labels in found.items())
         if labels or complete
     ]
     if not shown:

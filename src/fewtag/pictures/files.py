@@ -21,10 +21,10 @@ IMAGE_ENDINGS = frozenset(
 )
 RAW_ENDINGS = frozenset(
     {".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2", ".dng", ".orf", ".rw2", ".raf", ".pef", ".srw"}
-    | {".raw", ".rwl", ".3fr", ".iiq", ".x3f"}
+    | {".raw", ".rwl", ".3fr", ".iiq", ".x3f", ".mrw", ".kdc", ".dcr", ".erf", ".mef", ".mos", ".fff", ".gpr"}
 )
 """RAW formats of cameras, which often write a JPEG beside them."""
-UNREADABLE_ENDINGS = RAW_ENDINGS | {".jp2", ".j2k", ".jpx", ".jxl", ".psd", ".xcf", ".eps"}
+UNREADABLE_ENDINGS = RAW_ENDINGS | {".jp2", ".j2k", ".jpx", ".jxl", ".psd", ".xcf", ".eps", ".tga", ".ppm", ".pgm"}
 """Picture formats that are not read: they are listed as failures, never silently left out."""
 OTHERS_FOLDERS = frozenset({"@eadir", "#recycle", "$recycle.bin", "__macosx"})
 """Folders of thumbnails and deleted files that devices and archives create beside a person's own; in lower case."""
@@ -62,7 +62,7 @@ def why_unreadable(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The location of one encoded image: a whole file, or a part of a tar archive."""
+    """The location of one encoded image: a whole file, or a part of a tar archive; or of a part of its pixels."""
 
     path: Path
     offset: int = 0
@@ -70,12 +70,19 @@ class Picture:
     name: str = ""
     problem: str = ""
     """Why it cannot be read, if that is already known."""
+    box: tuple[float, ...] | None = None
+    """Left, top, width and height of the part that is meant, as shares of the whole."""
 
     def __str__(self) -> str:
         return self.name or str(self.path)
 
     def read(self, *, follow: bool = True) -> bytes:
-        """The encoded bytes; the file is opened only for this call, so threads need no lock. `follow` allows links."""
+        """The encoded bytes, of a box encoded as if it were a file of its own. `follow` allows links."""
+        data = self._read(follow)
+        return data if self.box is None else _cropped(decode(data, str(self)), self.box)
+
+    def _read(self, follow: bool) -> bytes:
+        """The bytes of the whole; the file is opened only for this call, so threads need no lock."""
         if self.problem:
             raise InputError(self.problem)
         names = ("O_BINARY",) if follow else ("O_BINARY", "O_NOFOLLOW", "O_NONBLOCK")  # not on every system
@@ -110,6 +117,18 @@ class Picture:
 
     def pixels(self, size: int) -> Square:
         return squash_bytes(self.read(), str(self), size)
+
+
+def _cropped(whole: Image.Image, box: tuple[float, ...]) -> bytes:
+    sides = []
+    for start, size, side in zip(box[:2], box[2:], whole.size, strict=True):
+        # at least one pixel, and none outside the picture, even if the box lies on its edge
+        first = min(round(start * side), side - 1)
+        sides.append((first, min(max(first + 1, round(start * side + size * side)), side)))
+    (left, right), (top, bottom) = sides
+    buffer = io.BytesIO()
+    whole.crop((left, top, right, bottom)).save(buffer, "BMP")
+    return buffer.getvalue()
 
 
 def archived(path: Path) -> Iterator[tuple[str, int, int]]:

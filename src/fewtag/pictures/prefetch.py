@@ -1,12 +1,14 @@
 """Prefetching: reading in threads, ahead of the network; and the types of progress callbacks."""
 
 import itertools
+import math
 import os
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -15,6 +17,8 @@ Advance = Callable[..., None]
 """Called with the number of items done since the last call, and perhaps with facts by name (loss=0.3)."""
 Begin = Callable[[str, int], Advance]
 """Called with a task and its number of items before it starts; returns the function that reports progress."""
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""In a container: the microseconds of processor time that it may use in each period, and the period."""
 
 
 def unwatched(_task: str, _total: int) -> Advance:
@@ -50,9 +54,17 @@ def prefetch(
 
 
 def usable_cores() -> int:
-    """The number of processor cores that this process may use, which on a shared machine may not be all."""
+    """The number of processor cores that this process may use: those of its affinity, and of its container's quota.
+
+    More threads than a quota allows would spend it early in each tenth of a second, and stand still for the rest.
+    """
     allowed = getattr(os, "sched_getaffinity", None)
-    return len(allowed(0)) if allowed else os.cpu_count() or 1
+    cores = len(allowed(0)) if allowed else os.cpu_count() or 1
+    try:
+        quota, period = map(int, QUOTA.read_text().split())
+        return min(cores, max(1, math.ceil(quota / period)))
+    except (OSError, ValueError, ZeroDivisionError):  # not in a container, or one without a limit: "max 100000"
+        return cores
 
 
 def lower_priority() -> None:

@@ -30,6 +30,8 @@ COMPLETE, UNNAMED = 256, 64
 """The most other pictures in a fit: complete ones that do not name the label, and the rest, as weak negatives."""
 MOST_IMPOSTORS = 64
 """How many of those pictures a name is judged against: more barely change the result."""
+_INVISIBLE = dict.fromkeys(map(ord, "\u200b\u2060\ufeff\u00ad"))
+"""Spaces without width and soft hyphens, which say nothing, and come along when text is copied."""
 USUAL = 2
 """Pseudo-count, for calibration, of pictures with the model's mean coherence (chosen on validation labels)."""
 
@@ -218,6 +220,11 @@ class Bank:
     def counts(self) -> NDArray[np.int64]:
         """The number of examples of each of the classes."""
         return np.array([len(self.members[label]) for label in self.classes], dtype=np.int64)
+
+    @property
+    def without_copies(self) -> int:
+        """The number of examples of which no small copy is kept."""
+        return sum(not example.picture for example in self.examples.values())
 
     def classifier(self, model: "Model", label: str) -> Fitted:
         """A label's classifier, fitted if need be."""
@@ -577,11 +584,14 @@ def renamed(known: Collection[str], old: str, new: str, *, merge: bool) -> dict[
 
 
 def label_name(name: object, where: str = "") -> str:
-    """A label name in NFC with blanks normalised; refuses what is no name, and what a table of tags could not hold."""
+    """A label name in one spelling: in NFC, with blanks normalised, without invisible letters.
+
+    Refuses what is no name, and what a table of tags could not hold.
+    """
     if not isinstance(name, str):
         raise InputError(f"a label{where} is {name!r}, of type {type(name).__name__}; labels are names")
     # NFC, since macOS stores accented letters in folder names as two characters
-    cleaned = " ".join(unicodedata.normalize("NFC", name).split())
+    cleaned = " ".join(unicodedata.normalize("NFC", name).translate(_INVISIBLE).split())
     if not cleaned:
         raise InputError(f"a label{where} is empty; give it a name")
     if not cleaned.isascii() and cleaned.encode(errors="replace").decode() != cleaned:  # a folder in Latin 1, say

@@ -55,6 +55,8 @@ class Exported:
     int8_difference: float | None
     pictures: int
     """How many pictures were compared, besides random pixels."""
+    int8_is_same: bool = False
+    """Whether the int8 graph is the graph itself, whose products are in int8 already."""
 
 
 def export(
@@ -158,7 +160,8 @@ def _write(
             if name != GRAPH or not kept:
                 parts.enter_context(replacing(folder / name)).write_bytes(content)
     sizes = {name: len(content) for name, content in contents.items()}
-    return Exported(len(labels["names"]), sizes, kept, first, others[0] if others else None, len(pictures))
+    same = GRAPH in contents and contents.get(INT8) == contents[GRAPH]
+    return Exported(len(labels["names"]), sizes, kept, first, others[0] if others else None, len(pictures), same)
 
 
 def label_table(tagger: Tagger) -> Table:

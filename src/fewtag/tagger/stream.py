@@ -426,7 +426,7 @@ def migrated(
     progress: Callable[[int], None] | None = None,
 ) -> Bank:
     """Migrates a bank to another model by encoding its thumbnails again; `facts` describe its present model."""
-    if lacking := sum(not example.picture for example in bank.examples.values()):
+    if lacking := bank.without_copies:
         raise InputError(
             f"bank {path} keeps no copies of {lacking} of its {len(bank.examples)} examples, so it cannot move "
             "to another model; learn those pictures again into a new bank"

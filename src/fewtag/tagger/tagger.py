@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
@@ -322,7 +323,7 @@ class Tagger:
         return rows()  # this function is no generator itself, so that bad arguments are refused at once
 
     def estimate_priors(self, images: Images) -> dict[str, float]:
-        """The share of pictures like these that show each label, by expectation maximisation on their probabilities.
+        """The share of pictures like these that show each label: the most probable one, given their probabilities.
 
         A random sample of a few hundred pictures is enough. The bank is not changed: `set_priors` stores them.
         """
@@ -401,10 +402,7 @@ class Tagger:
             model = load_model_of(facts, path, model, words=words, device=device)
         if model.fingerprint != facts["fingerprint"]:
             if not upgrade:
-                raise InputError(
-                    f"bank {path} was made with another model {facts['name']!r} (words {facts['words']!r}, fewtag "
-                    f"{header['fewtag']}); move it to this one with `upgrade`, or load it with that one"
-                )
+                raise _of_another_model(path, header, bank, model)
             bank = stream.migrated(bank, model, facts, path, progress)
         # a bank without copies was meant to have none, whoever teaches it further
         keep = not bank.examples or any(each.picture for each in bank.examples.values())
@@ -477,3 +475,20 @@ class Tagger:
     def scorer(self, threshold: float | None = None, priors: Mapping[str, float] | None = None) -> Scorer:
         """A snapshot of the labels, ready to score; `threshold` replaces each label's own."""
         return Scorer(self._bank, self.model, threshold, priors)
+
+
+def _of_another_model(path: StrPath, header: Mapping[str, Any], bank: Bank, model: Model) -> InputError:
+    """The refusal of a bank whose numbers mean nothing in this model, with the command that moves it there, if it can
+    be moved."""
+    facts, was = header["model"], "another version of model"
+    command, instead = ["fewtag", "upgrade", str(path)], ""
+    if (facts["name"], facts["words"]) != (model.name, model.words_name):
+        was, instead = "another model", ", or load it with that one"
+        command += [] if model.source == facts["source"] else ["--model", model.source]
+        command += [] if model.words_source is None else ["--words", model.words_source]
+    way = f"to move it to this one: {shlex.join(command)}{' --words FILE' if model.absent_words else ''}"
+    if lacking := bank.without_copies:
+        every = len(bank.examples)
+        way = f"it keeps no copies of {lacking} of its {every} examples to move it by: learn them again into a new bank"
+    made = f"{was} {facts['name']!r} (words {facts['words']!r}, fewtag {header['fewtag']})"
+    return InputError(f"bank {path} was made with {made}; {way}{instead}")

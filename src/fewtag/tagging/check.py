@@ -114,7 +114,9 @@ _PRIORS = {
 def priors_of(shown: Sequence[Shown], tagger: Tagger, options: Options, begin: Begin = unwatched) -> dict[str, float]:
     """The priors that `tag` would assume for these pictures."""
     pictures = [each.picture for each in shown]
-    entries = [Entry(str(each), str(each.path.absolute()), None, each.offset, each.size) for each in pictures]
+    entries = [
+        Entry(str(each), str(each.path.absolute()), None, each.offset, each.size, "", each.box) for each in pictures
+    ]
     return priors_in(Source(entries), tagger, options, begin)
 
 

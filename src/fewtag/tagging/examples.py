@@ -18,7 +18,7 @@ from fewtag.pictures.tables import ABSENT, COLUMNS, NOT, folded, split_labels
 from fewtag.tagger.bank import path_name
 from fewtag.tagger.stream import Tagged
 from fewtag.tagging.parquet import read_records
-from fewtag.tagging.sources import is_url
+from fewtag.tagging.sources import is_url, open_source
 from fewtag.tagging.tables import picture_mark, picture_name, read_record
 
 CELLS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
@@ -152,10 +152,12 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
     """Reads a table with the columns image, labels and, optionally, absent; tables that `tag` wrote are read too.
 
     Paths are relative to `root`, or else to the folder that was tagged (if several were, to the folder in which `tag`
-    was run), or else to the table. A picture without labels is left out, since nothing is known about it, unless the
-    table is `complete` or `tag` had written tags there.
+    was run), or else to the table; without `root`, those in an archive and a detector's boxes are looked for there. A
+    picture without labels is left out, since nothing is known about it, unless the table is `complete` or `tag` had
+    written tags there.
     """
     folder, guesses, shown = root or tagged_folder(path) or path.parent, _read_guesses(path), []
+    inside = {} if root else _inside(path)
     known = read_record(path).get("labels")
     written = known if isinstance(known, list) else []  # a bank may have names that are refused in a table
     for row in read_rows(path):
@@ -169,10 +171,25 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
         if labels or absent or taken_out or complete:
             guessed = not absent and guess == labels
             where = folder / name_in(folder, row.image)
-            shown.append(Shown(Picture(where, name=str(where)), labels, absent, guessed, taken_out))
+            picture = inside.get(name) or Picture(where, name=str(where))
+            shown.append(Shown(picture, labels, absent, guessed, taken_out))
     if not shown:
         raise InputError(f"no row of {path} has a label; fill in the column `labels`")
     return shown
+
+
+def _inside(table: Path) -> dict[str, Picture]:
+    """By name, pictures of a table of `tag` that are no files of their own: in an archive, or a detector's boxes."""
+    sources = read_record(table).get("source")
+    source = str(sources[0]) if isinstance(sources, list) and len(sources) == 1 else ""
+    # an address is never asked: whoever sends a table with its record could name any
+    if is_url(source) or not source.lower().endswith((".tar", ".json")):
+        return {}
+    try:
+        entries = open_source([source]).entries
+    except InputError:  # it is gone, say
+        return {}
+    return {picture_name(each.name): picture for each in entries if (picture := each.picture) is not None}
 
 
 def name_in(folder: Path, image: str) -> str:

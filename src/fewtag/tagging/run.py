@@ -11,7 +11,6 @@ from typing import Literal
 
 from fewtag import __version__
 from fewtag.cache import ArrayRows
-from fewtag.core.posterior import Places
 from fewtag.errors import InputError
 from fewtag.pictures.prefetch import Advance, Begin, unwatched
 from fewtag.tagger import stream
@@ -209,17 +208,17 @@ def priors_in(source: Source, tagger: Tagger, options: Options, begin: Begin = u
     unless_seen = {} if said is None else dict.fromkeys(asked, said)
     if not asked or len(source) < SMALLEST_PRIOR_SAMPLE:
         return unless_seen
-    items = source.sample(PRIOR_SAMPLE, options.batch)
-    advance = begin("estimating how common each label is", len(items))
+    sample = source.sample(PRIOR_SAMPLE, options.batch)
+    advance = begin("estimating how common each label is", len(sample))
 
-    def counted(batches: Iterator[Places]) -> Iterator[Places]:
-        for batch in batches:
-            advance(len(batch))
-            yield batch
+    def items() -> Iterator[Item]:
+        for item in sample:
+            yield item
+            advance(1)
 
     with cached_places(tagger.model, options.cache) as cached:
-        places = stream.encode_stream(tagger.model, items, batch=options.batch, cache=cached, skip_bad=True)
-        found, count = stream.priors_by_sample(tagger.scorer(), counted(places), said)
+        places = stream.encode_stream(tagger.model, items(), batch=options.batch, cache=cached, skip_bad=True)
+        found, count = stream.priors_by_sample(tagger.scorer(), places, said)
     return {label: round(found[label], 6) for label in asked} if count >= SMALLEST_PRIOR_SAMPLE // 2 else unless_seen
 
 

@@ -1,6 +1,5 @@
 """Sources of pictures to tag: paths, folders, lists, archives, detections, URLs and Parquet tables, cut into shards."""
 
-import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
-from PIL import Image
 
 from fewtag.errors import InputError
 from fewtag.files import digest, read_json
@@ -58,16 +56,19 @@ class Entry(NamedTuple):
     """Left, top, width and height of the part to tag, as shares of the picture."""
 
     def item(self) -> Item:
-        """The item to read: a local file or a part of one, or this entry itself if it is remote or cropped."""
-        path = None if self.box is not None else local_path(self.location)
-        return Item(self.name, self if path is None else Picture(path, self.offset, self.size, self.name, self.problem))
+        """The item to read: a local file or a part of one, or this entry itself if it is remote."""
+        return Item(self.name, self.picture or self)
+
+    @property
+    def picture(self) -> Picture | None:
+        """The picture, if it is a local one."""
+        path, about = local_path(self.location), (self.offset, self.size, self.name, self.problem, self.box)
+        return None if path is None else Picture(path, *about)
 
     def read(self) -> bytes:
-        """The encoded bytes of a remote picture, or of the part in the box."""
+        """The encoded bytes of a remote picture."""
         if self.problem:
             raise InputError(self.problem)
-        if self.box is not None:
-            return _cropped(Picture(Path(self.location), name=self.name).open(), self.box)
         system, path = file_system(self.location)
         for tried in range(1, _TRIES + 1):
             try:
@@ -76,19 +77,6 @@ class Entry(NamedTuple):
                 if tried == _TRIES or isinstance(error, FileNotFoundError | PermissionError):
                     raise InputError(f"cannot read image {self.name}: {reason(error)}; check the path") from error
         raise AssertionError("the last try answers or fails")
-
-
-def _cropped(whole: Image.Image, box: tuple[float, ...]) -> bytes:
-    """A part of a picture, encoded as if it were a file of its own."""
-    sides = []
-    for start, size, side in zip(box[:2], box[2:], whole.size, strict=True):
-        # at least one pixel, and none outside the picture, even if the box lies on its edge
-        first = min(round(start * side), side - 1)
-        sides.append((first, min(max(first + 1, round(start * side + size * side)), side)))
-    (left, right), (top, bottom) = sides
-    buffer = io.BytesIO()
-    whole.crop((left, top, right, bottom)).save(buffer, "BMP")
-    return buffer.getvalue()
 
 
 @dataclass(frozen=True)
@@ -238,9 +226,15 @@ def _list(path: Path) -> Iterator[Entry]:
     for line in lines:
         name = line.strip()
         if name and not name.startswith("#"):
-            file = path.parent / name
+            file = _beside(path, name)
             here = not is_url(name)
             yield Entry(name, str(file.absolute()) if here else name, stamp(file) if here else None)
+
+
+def _beside(path: Path, name: str) -> Path:
+    """A file that another one names, relative to itself and perhaps with the separators of Windows."""
+    file = path.parent / name
+    return file if "\\" not in name or os.path.lexists(file) else path.parent / name.replace("\\", "/")
 
 
 def read_detections(path: Path) -> dict[str, Any]:
@@ -265,7 +259,7 @@ def read_detections(path: Path) -> dict[str, Any]:
 def _detections(path: Path) -> Iterator[Entry]:
     """The detections with enough confidence, named by picture and number; paths are relative to the file."""
     for image in read_detections(path)["images"]:
-        file = path.parent / image["file"]
+        file = _beside(path, image["file"])
         for number, detection in enumerate(image.get("detections") or (), 1):
             if float(detection["conf"]) >= SURE:
                 location, box = str(file.absolute()), tuple(map(float, detection["bbox"]))
