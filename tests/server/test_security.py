@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -409,6 +410,17 @@ def test_more_than_64_files_or_100_fields_are_refused(port: int) -> None:
     assert ask(port, "POST", "/v1/tag", BEARER | headers, body).status == 413
     headers, body = form(("a.png", b"x"), fields={f"f{number}": "x" for number in range(101)})
     assert ask(port, "POST", "/v1/tag", BEARER | headers, body).status == 413
+
+
+def test_a_large_picture_that_is_sent_is_not_written_to_the_disk(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rollover(_: object) -> None:
+        raise AssertionError("a temporary file was made")
+
+    monkeypatch.setattr(tempfile.SpooledTemporaryFile, "rollover", rollover)
+    (row,) = server.client.tag([picture(1, "dog") + bytes(3_000_000)])  # bytes after its end are no fault
+    assert row.tags == ("dog",)
 
 
 def test_bodies_that_are_read_at_once_are_bounded(pets: Path) -> None:
