@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -530,6 +531,16 @@ def test_a_decoder_that_hangs_and_dies_takes_its_picture_with_it_and_nothing_els
         os.kill(*running.served.decoders.workers, signal.SIGKILL)  # while it waits: nobody's picture is lost
         assert running.client.tag([picture(2, "cat")])[0].tags == ("cat",)
         assert running.served.decoders.workers != [worker]
+
+
+def test_a_picture_is_decoded_without_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoders = Decoders(1)
+    try:
+        decoders.submit(picture(1, "dog"), "a.png", 32).result()
+        monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread was started"))
+        decoders.submit(picture(1, "dog"), "a.png", 32).result()
+    finally:
+        decoders.close()
 
 
 @pytest.mark.slow
