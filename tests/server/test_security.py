@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -411,6 +413,17 @@ def test_more_than_64_files_or_100_fields_are_refused(port: int) -> None:
     assert ask(port, "POST", "/v1/tag", BEARER | headers, body).status == 413
 
 
+def test_a_large_picture_that_is_sent_is_not_written_to_the_disk(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rollover(_: object) -> None:
+        raise AssertionError("a temporary file was made")
+
+    monkeypatch.setattr(tempfile.SpooledTemporaryFile, "rollover", rollover)
+    (row,) = server.client.tag([picture(1, "dog") + bytes(3_000_000)])  # bytes after its end are no fault
+    assert row.tags == ("dog",)
+
+
 def test_bodies_that_are_read_at_once_are_bounded(pets: Path) -> None:
     with serving_bank(pets, Settings(TOKEN, bytes_at_once=1_000_000)) as running:
         port = running.settings.port
@@ -518,6 +531,16 @@ def test_a_decoder_that_hangs_and_dies_takes_its_picture_with_it_and_nothing_els
         os.kill(*running.served.decoders.workers, signal.SIGKILL)  # while it waits: nobody's picture is lost
         assert running.client.tag([picture(2, "cat")])[0].tags == ("cat",)
         assert running.served.decoders.workers != [worker]
+
+
+def test_a_picture_is_decoded_without_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoders = Decoders(1)
+    try:
+        decoders.submit(picture(1, "dog"), "a.png", 32).result()
+        monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread was started"))
+        decoders.submit(picture(1, "dog"), "a.png", 32).result()
+    finally:
+        decoders.close()
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -403,6 +404,19 @@ def test_examples_that_the_project_has_lost_are_set_aside(open_studio: Open, dra
     again = open_studio(drawn_album)
     assert "knew 1 examples that the project has no answers about" in again.overview().notice
     assert bank in [path.read_bytes() for path in again.folder.glob("bank.*.fewtag")]
+
+
+def test_a_new_version_of_the_model_misses_no_example(open_studio: Open, drawn_album: Path) -> None:
+    studio = open_studio(drawn_album)
+    studio.teach("dog", list(digests(studio).values())[:2])
+    assert studio.wait(300)
+    studio.close()
+    with closing(sqlite3.connect(studio.folder / FILE)) as project, project:
+        project.execute("UPDATE example SET space = 'that of the former version'")
+    again = open_studio(drawn_album)
+    assert again.overview().notice == ""
+    assert not list(again.folder.glob("bank.*.fewtag"))
+    assert again.tagger.counts_ == {"dog": 2}
 
 
 def test_an_example_that_was_taken_back_just_before_a_kill_is_not_missed(open_studio: Open, drawn_album: Path) -> None:

@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException as StarletteError
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from fewtag.server import bodies
 from fewtag.server.jobs import Job
@@ -106,6 +106,12 @@ Files = list[tuple[str, bytes]]
 """Names and contents."""
 
 
+class _Form(MultiPartParser):
+    """Starlette's parser, which would write a file of more than a megabyte to the disk: the guard bounds what comes."""
+
+    spool_max_size = 0  # no limit
+
+
 async def _read(request: Request, model: type[BaseModel]) -> tuple[Files, dict[str, str], Any]:
     """Files and fields of a form; or, for a JSON body, the validated model."""
     server: Served = request.app.state.served
@@ -116,23 +122,23 @@ async def _read(request: Request, model: type[BaseModel]) -> tuple[Files, dict[s
             raise RequestValidationError(error.errors(include_url=False, include_input=False)) from error
     files, fields = Files(), dict[str, str]()
     try:
-        limits = server.settings.most_files, server.settings.most_fields
-        async with request.form(max_files=limits[0], max_fields=limits[1], max_part_size=10_000) as form:
-            for name, value in form.multi_items():
-                if not isinstance(value, UploadFile):
-                    fields[name] = value
-                elif name == "files":
-                    files.append((value.filename or f"number {len(files) + 1}", await value.read()))
-                else:
-                    raise HTTPException(422, f"a file came as {name[:100]!r}; send pictures as `files`")
-    except StarletteError as error:
-        if error.status_code != 400:
-            raise
-        status = 413 if "Too many" in error.detail else 400
-        said = f"the form cannot be read ({error.detail.rstrip('.')}); send at most {limits[0]} pictures, as `files`"
-        raise HTTPException(status, said) from error
+        limits = {"max_files": server.settings.most_files, "max_fields": server.settings.most_fields}
+        form = await _Form(request.headers, request.stream(), **limits, max_part_size=10_000).parse()
+    except MultiPartException as error:
+        status, what = 413 if "Too many" in error.message else 400, error.message.rstrip(".")
+        most = server.settings.most_files
+        raise HTTPException(
+            status, f"the form cannot be read ({what}); send at most {most} pictures, as `files`"
+        ) from error
     except UnicodeError as error:
         raise HTTPException(400, "the form's `charset` cannot be used; leave it out") from error
+    for name, value in form.multi_items():
+        if not isinstance(value, UploadFile):
+            fields[name] = value
+        elif name == "files":
+            files.append((value.filename or f"number {len(files) + 1}", await value.read()))
+        else:
+            raise HTTPException(422, f"a file came as {name[:100]!r}; send pictures as `files`")
     if not files:
         raise HTTPException(422, "the form has no pictures; send them as `files`")
     if (longest := max(len(name) for name, _ in files)) > LONGEST_NAME:

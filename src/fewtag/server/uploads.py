@@ -6,10 +6,12 @@ answers are checked like untrusted input and never unpickled, since a picture ma
 
 import importlib
 import json
+import math
 import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import PurePath
@@ -37,11 +39,14 @@ class Decoders:
 
     def __init__(self, count: int | None = None, *, memory: int = MEMORY, seconds: float = SECONDS) -> None:
         self.count, self.memory, self.seconds = count or usable_cores(), memory, seconds
-        self.deaths, self._closed = 0, False
+        self.deaths, self._closed = 0, threading.Event()
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="fewtag-upload")
+        # one for all: a timer for each picture would be a thread for each
+        self._watch = threading.Thread(target=self._end_late, daemon=True, name="fewtag-watch")
+        self._watch.start()
 
     def submit(self, data: bytes, name: str, side: int, *, example: bool = False) -> Future[Decoded]:
         """Decodes in a worker; `example` also asks for what a bank keeps, made from all pixels of the picture."""
@@ -50,7 +55,7 @@ class Decoders:
     def _decode(self, data: bytes, name: str, side: int, example: bool) -> Decoded:
         while True:
             with self._lock:
-                if self._closed:
+                if self._closed.is_set():
                     raise CancelledError("the server is closing")
                 known = bool(self._idle)
                 worker = self._idle.pop() if known else _Worker(self.memory, self.seconds)
@@ -62,7 +67,7 @@ class Decoders:
             except (OSError, ValueError, KeyError, TypeError) as error:  # the worker is dead, or sends garbage
                 worker.end()
                 # a reused worker may have been killed from outside, or by the previous picture
-                if known and not worker.late and not self._closed:
+                if known and not worker.late and not self._closed.is_set():
                     continue
                 self.deaths += 1
                 raise InputError(
@@ -75,6 +80,13 @@ class Decoders:
                     if worker.lives:
                         self._idle.append(worker)
 
+    def _end_late(self) -> None:
+        """Kills the workers whose picture takes too long."""
+        while not self._closed.wait(min(1.0, self.seconds / 10)):
+            with self._lock:
+                for worker in self._busy:
+                    worker.end_late()
+
     @property
     def workers(self) -> list[int]:
         """The process ids of idle workers."""
@@ -84,10 +96,11 @@ class Decoders:
         """Ends all workers; pictures that are being decoded are given up."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
-            self._closed = True
+            self._closed.set()
             for worker in self._busy:
                 worker.process.kill()
         self._threads.shutdown()
+        self._watch.join()
         while self._idle:
             self._idle.pop().end()
 
@@ -96,7 +109,7 @@ class _Worker:
     """One process, for one picture at a time."""
 
     def __init__(self, memory: int, seconds: float) -> None:
-        self.seconds, self.lives, self.late = seconds, True, False
+        self.seconds, self.lives, self.late, self._until = seconds, True, False, math.inf
         environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
         environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
         # Ctrl-C reaches all processes of a terminal, but the server ends its workers itself
@@ -113,14 +126,12 @@ class _Worker:
     def decode(self, data: bytes, name: str, side: int, example: bool) -> Decoded:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.late = False  # the timer may have fired just after the previous picture was done
-        watch = threading.Timer(self.seconds, self._give_up)
-        watch.start()
+        self.late, self._until = False, time.monotonic() + self.seconds  # ended late, but after the picture before
         try:
             _send(self.process.stdin, {"name": name, "side": side, "example": example, "size": len(data)}, data)
             answer, square = _receive(self.process.stdout, 3 * side * side)
         finally:
-            watch.cancel()
+            self._until = math.inf
         if failure := answer.get("failure"):
             raise InputError(str(failure))
         key, small = str(answer["key"]), bytes.fromhex(answer["thumbnail"])
@@ -129,9 +140,11 @@ class _Worker:
         pixels = np.frombuffer(square, np.uint8).reshape(side, side, 3).transpose(2, 0, 1)
         return Decoded(pixels, key, PurePath(name).name, small)
 
-    def _give_up(self) -> None:
-        self.late = True
-        self.process.kill()
+    def end_late(self) -> None:
+        """Kills the process if its picture takes too long."""
+        if time.monotonic() > self._until:
+            self.late = True
+            self.process.kill()
 
     def end(self) -> None:
         self.lives = False

@@ -205,7 +205,8 @@ class Deriver:
     def lost(self) -> int:
         """How many examples of the bank on disk no change of the log is about: answers that it has lost."""
         told = {said.picture for change in self.project.log.changes.values() for said in change.answers}
-        known = {key for picture in told for key in (provisional_key(picture), self._keys.get(picture))}
+        read = {pixels for picture, pixels in self.project.example_keys() if picture in told}
+        known = {provisional_key(picture) for picture in told} | read
         return sum(key not in known for key in self._on_disk())
 
     def differs(self, bank: Bank) -> str:

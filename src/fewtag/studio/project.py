@@ -309,6 +309,10 @@ class Project:
         columns = "picture, pixels, name, codes, scales, x''"
         return (ExampleRow(*row) for row in self.select(f"SELECT {columns} FROM example WHERE space = ?", space))
 
+    def example_keys(self) -> list[tuple[str, str]]:
+        """Pictures with the digests of their pixels, of all examples: those are the same in each model's space."""
+        return self.select("SELECT picture, pixels FROM example")
+
     def small_copies(self, space: str, pictures: Iterable[str]) -> dict[str, bytes]:
         """The small copies of these pictures in a model's space, by the digests of their pixels."""
         query = "SELECT pixels, small FROM example WHERE space = ? AND picture = ?"
