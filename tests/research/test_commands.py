@@ -112,7 +112,7 @@ def test_explain_says_data_where_a_file_of_the_recipe_is_not_found(cli: Cli, sha
 def test_train_refuses_a_recipe_that_trains_nothing(cli: Cli, shapes: Path) -> None:
     said = cli("train", shapes / "recipe.toml", "--only", "protonet")
     assert (said.code, said.out) == (2, "")
-    assert "has a [training] table, so there is nothing to train" in said.err
+    assert f"no run that --only names in {shapes / 'recipe.toml'} has a [training] table" in said.err
 
 
 def test_of_several_runs_a_refusal_names_the_one_that_it_is_of(cli: Cli, shapes: Path) -> None:

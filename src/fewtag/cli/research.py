@@ -121,7 +121,8 @@ def train(
     with collective_refusal():
         recipes = [each for each in _recipes(recipe, changes, only, data) if each[1].training is not None]
         if not recipes:
-            raise InputError(f"no run of recipe {recipe} has a [training] table, so there is nothing to train")
+            which = f"that --only names in {recipe}" if only else f"of recipe {recipe}"
+            raise InputError(f"no run {which} has a [training] table, so there is nothing to train")
     summaries: dict[str, Any] = {}
     experiment = None
     for file, settings in recipes:

@@ -1,5 +1,6 @@
 """Paired tests against scipy and calculations by hand; runs on other episodes are never compared."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -180,6 +181,36 @@ def test_several_seeds_are_tested_beside_what_trains_nothing_not_beside_one_seed
     assert exact.interval == pytest.approx(stats.t.ppf(0.975, 2) * 0.04 / math.sqrt(3))
     assert (exact.over, exact.real) == ("seeds", True)
     assert (drawn.over, drawn.real) == ("one seed", False)
+
+
+def test_two_runs_of_several_seeds_are_compared_by_welchs_test(write_run: WriteRun) -> None:
+    """By hand: their spreads need not be alike, nor their numbers of seeds."""
+    ours, theirs = [0.50, 0.40, 0.60], [0.30, 0.31, 0.30, 0.29, 0.30]
+    one, other = (
+        seeded([write_run(f"coco/{mean}-{seed}", [mean, mean + 0.001]) for seed, mean in enumerate(means)])
+        for means in (ours, theirs)
+    )
+    found = widest_difference(one, other, "test")
+    spread, theirs_spread = np.var(ours, ddof=1) / 3, np.var(theirs, ddof=1) / 5
+    freedom = (spread + theirs_spread) ** 2 / (spread**2 / 2 + theirs_spread**2 / 4)
+    assert found is not None
+    assert found.over == "seeds"
+    assert found.interval == pytest.approx(stats.t.ppf(0.975, freedom) * math.sqrt(spread + theirs_spread))
+
+
+def test_the_largest_p_value_counts_even_where_another_test_has_the_widest_interval(write_run: WriteRun) -> None:
+    """Few seeds have a narrow interval and a large p-value beside many labels."""
+    labels = {str(number): 0.45 + 0.0813 * (-1) ** number for number in range(16)}
+    means = [0.45, 0.4327, 0.4673]
+    run = seeded(
+        [write_run(f"coco/{mean}", [mean, mean + 0.001], label_aps=json.dumps(labels)) for mean in means],
+    )
+    baseline = seeded([write_run("coco/other", [0.4, 0.401], label_aps=json.dumps(dict.fromkeys(labels, 0.4)))])
+    found = widest_difference(run, baseline, "test")
+    by_labels, by_seeds = (stats.ttest_1samp(values, 0.4) for values in (list(labels.values()), means))
+    assert by_labels.pvalue < by_seeds.pvalue
+    assert found is not None
+    assert (found.over, found.p) == ("labels", pytest.approx(by_seeds.pvalue))
 
 
 def test_of_runs_that_were_trained_once_each_no_difference_is_real(write_run: WriteRun) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,17 @@ def test_words_come_in_the_order_asked_for(shapes: Path) -> None:
     table = {word: [float(number) for number in numbers] for word, *numbers in lines}
     found = open_experiment(shapes).words(["star", "circle"])
     assert torch.equal(found, torch.tensor([table["star"], table["circle"]]))
+
+
+def test_files_count_in_the_digest_of_inputs_wherever_they_lie(shapes: Path) -> None:
+    """A plus joins several sources, and may be a part of a folder's name."""
+    folder = shapes.with_name("c++")
+    shutil.copytree(shapes, folder)
+    before = open_experiment(folder).inputs_digest
+    assert before == open_experiment(shapes).inputs_digest
+    with (folder / "words.txt").open("a") as file:
+        file.write("more 1 2 3 4 5 6 7 8\n")
+    assert open_experiment(folder).inputs_digest != before
 
 
 def test_an_unknown_word_is_refused_with_the_recipes_way_out(shapes: Path) -> None:

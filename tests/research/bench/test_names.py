@@ -7,16 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning_fabric import Fabric
 
 from fewtag.errors import InputError
 from fewtag.research.bench import measure
+from fewtag.research.bench.distributed import Bench
 from fewtag.research.bench.evaluate import Pool
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.bench.results import read_rows
 from fewtag.research.data.sampling import Draw
 from fewtag.research.data.splits import class_names, overlapping_classes
-from fewtag.research.features.rows import MemoryRows
+from fewtag.research.features.rows import MemoryRows, take_all
+from fewtag.research.methods import Base
+from fewtag.research.methods.closed_form import ClosedForm
 
 Cli = Callable[..., Any]
 RECIPE = Path(__file__).parents[3] / "recipes" / "posterior.toml"
@@ -97,6 +101,19 @@ def test_runs_on_the_same_base_pictures_and_network_read_their_features_once(
     assert [each.code for each in said] == [0, 0, 0]
     assert said[0].out == said[1].out
     assert len(times) == 2, "another seed has other random weights"
+
+
+def test_a_class_has_the_chances_in_the_column_of_its_number(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment, given = opened(shapes, *CLOSED, *NAMES), list[Base]()
+    bench = Bench(Fabric(accelerator="cpu", devices=1), shapes / "features")
+    soft = measure.read_features(experiment.phase("train"), experiment.build_classifier(), bench, "chances")
+    monkeypatch.setattr(experiment, "class_words", lambda: (torch.zeros(2, 16), [7, 3]))
+    monkeypatch.setattr(ClosedForm, "prepare", lambda _, base: given.append(base))
+    backbone, method = experiment.build()
+    measure.solve(method, experiment, backbone, bench)
+    (base,) = given
+    assert base.names is not None
+    assert torch.equal(base.names.chances, torch.cat(list(take_all(soft))).float()[:, [7, 3]])
 
 
 def test_a_classifier_of_other_classes_is_refused(shapes: Path) -> None:

@@ -1,11 +1,20 @@
-"""The paper's numbers as the package has them, some compared with the paper by hand."""
+"""The paper's numbers as the package has them, some compared by hand; and ours, as the pages have them."""
 
+import re
+from collections import defaultdict
+from math import sqrt
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet
 import pytest
+from scipy import stats
 
 from fewtag.research.bench.report.results import MeasuredRun, PublishedTable, published
 
+ROOT = Path(__file__).parents[3]
+SCORES = re.compile(r"(\d+\.\d)(?: ± (\d+\.\d))? / (\d+\.\d)(?: ± (\d+\.\d))?")
+"""`44.7 ± 1.4 / 39.3 ± 1.8`, macro-AP / micro-AP, each with or without its interval."""
 TABLES = {table.name: table for table in published().tables}
 
 
@@ -112,3 +121,25 @@ def test_systems_of_a_curve_are_named_by_numbers() -> None:
     (table,) = (table for table in TABLES.values() if table.figure == "curve")
     assert [float(row.system) for row in table.rows] == [1, 2, 4, 6, 8, 10, 12, 14, 16]
     assert table.along == "attention heads"
+
+
+def test_the_pages_show_the_scores_of_rows_each_rounded_once() -> None:
+    """Those with an interval, which is over training seeds."""
+    means: dict[tuple[str, str], list[np.ndarray]] = defaultdict(list)
+    for path in (ROOT / "results").glob("*/*.parquet"):
+        if not path.name.endswith(".sessions.parquet"):
+            run, phase, _ = path.name.rsplit(".", 2)
+            columns = pyarrow.parquet.read_table(path, columns=["macro_ap", "micro_ap"])
+            scores = [100 * np.mean(columns[name].to_numpy()) for name in columns.column_names]
+            means[f"{path.parent.name}/{re.sub(r'-seed-[0-9]+$', '', run)}", phase].append(np.array(scores))
+    measured = set()
+    for seeds in (each for each in means.values() if len(each) > 1):
+        wide = stats.t.ppf(0.975, len(seeds) - 1) * np.std(seeds, axis=0, ddof=1) / sqrt(len(seeds))
+        (macro, micro), (macro_wide, micro_wide) = np.mean(seeds, axis=0), wide
+        told = f"{macro:.1f}", f"{macro_wide:.1f}", f"{micro:.1f}", f"{micro_wide:.1f}"
+        measured |= {told, (*told[:3], ""), (told[0], "", *told[2:])}
+    pages = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("paper-notes", "methods", "protocol"))]
+    shown = {scores for page in pages for scores in SCORES.findall(re.sub(r"\s+", " ", page.read_text("utf-8")))}
+    over_seeds = {scores for scores in shown if scores[1] or scores[3]}
+    assert len(over_seeds) > 40
+    assert over_seeds - measured == {("49.9", "0.7", "40.8", "")}  # ProtoNet, which trains nothing: over episodes

@@ -83,6 +83,12 @@ def test_runs_that_differ_in_their_seed_are_one_run_with_the_spread_over_seeds(w
     assert found["`test`, ± over seeds and labels"] == f"3 seeds ± {half:.2f}"
 
 
+def test_of_a_single_label_there_is_no_spread_over_labels(write_run: WriteRun, page: Page) -> None:
+    write_run("recipe/mine", [0.2, 0.4], label_aps='{"dog": 0.3}', **MINE)
+    (found,) = table(section(page(), "mine: 1 shot, 4 queries, 2 episodes"))
+    assert found["`test`, ± over seeds and labels"] == "–"
+
+
 def test_seeds_on_other_episodes_are_refused(write_run: WriteRun, page: Page) -> None:
     write_run("recipe/mine-seed-0", [0.2, 0.4], draws_digest="a", **MINE)
     write_run("recipe/mine-seed-1", [0.2, 0.4], draws_digest="b", **MINE)

@@ -363,6 +363,15 @@ def test_a_loss_that_is_no_number_is_refused(shapes: Path) -> None:
     assert read_facts(shapes / "run" / "best.safetensors")["episode"] == 0
 
 
+def test_training_draws_as_many_pictures_a_label_as_its_recipe_says(shapes: Path) -> None:
+    experiment, _ = open_run(shapes, "training.shots=2", "training.queries=3")
+    _, base, validation = prepare(experiment, Bench(FABRIC, shapes.parents[1] / "features"))
+    assert validation is not None
+    for pool, sampler in (base, validation):
+        draw = sampler.draw(0)
+        assert (len(draw.support), len(draw.query)) == (2 * len(pool.labels), 3 * len(pool.labels))
+
+
 def test_same_seed_same_weights_and_another_seed_others(shapes: Path) -> None:
     runs = [go(shapes, "training.episodes=4", f"seed={seed}", name=str(name))[1] for name, seed in enumerate((0, 0, 1))]
     assert same_tensors(runs[0].best, runs[1].best)

@@ -185,6 +185,23 @@ def test_tuning_changes_a_copy_of_the_decoder_or_nothing_of_it(tune_decoder: boo
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
+def test_pictures_get_as_many_steps_as_the_supports_fullest_image_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its labels and the stop token; what would be emitted later is no score."""
+    given: list[int] = []
+
+    def count(logits: Tensor) -> Tensor:
+        given.append(logits.shape[1])
+        return best_logits(logits)
+
+    monkeypatch.setattr("fewtag.research.methods.pla.best_logits", count)
+    episode = an_episode()
+    method, fullest = told(PLA, episode), int(episode.support.targets.sum(dim=1).max())
+    method.adapt(episode.support)(episode.maps)
+    method.steps = 2
+    method.adapt(episode.support)(episode.maps)
+    assert given == [fullest + 1, 2]
+
+
 @both
 def test_words_matter_where_they_are_the_embeddings(kind: type[PLA]) -> None:
     episode = an_episode()

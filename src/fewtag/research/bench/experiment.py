@@ -146,7 +146,7 @@ class Experiment:
         elif recipe.space is not None or kind.base_stage is not None:
             phases = ["train"]
         named = [recipe.backbone.weights, recipe.words.source, recipe.names.weights if recipe.names else None]
-        parts = [part for source in named if source for part in self._locate(source).split("+")]
+        parts = [part for source in named if source for part in self._parts(source)]
         files = [Path(part.rpartition(":")[2].partition("#")[0]) for part in parts]
         if not kind.__module__.startswith("fewtag."):
             files.append(Path(getattr(sys.modules[kind.__module__], "__file__", None) or ""))
@@ -251,14 +251,16 @@ class Experiment:
 
     def _locate(self, source: str) -> str:
         """A source such as `keras:weights.safetensors` or `vectors.npz#key`, with the file's full path if it exists."""
-        if "+" in source:
-            return "+".join(self._locate(part.strip()) for part in source.split("+"))
+        return "+".join(self._parts(source))
+
+    def _parts(self, source: str) -> list[str]:
+        """The sources that are joined by `+`, which may also be in a path, each located."""
         kind, colon, rest = source.rpartition(":")
         file, hash_sign, key = rest.partition("#")
         for folder in (self.root, self.recipe_folder):
-            if (folder / file).is_file():
-                return f"{kind}{colon}{folder / file}{hash_sign}{key}"
-        return source
+            if "+" not in kind + key and (folder / file).is_file():
+                return [f"{kind}{colon}{folder / file}{hash_sign}{key}"]
+        return [each for part in source.split("+") for each in self._parts(part.strip())] if "+" in source else [source]
 
 
 @cache

@@ -67,7 +67,7 @@ def spread_cell(run: MeasuredRun) -> str:
         told.append(f"{len(seeds)} seeds ± {100 * mean_and_interval(seeds)[1]:.2f}")
     elif run.shared.trained_episodes is not None:
         told.append("one seed")
-    if labels:
+    if len(labels) > 1:
         told.append(f"{len(labels)} labels ± {100 * mean_and_interval(labels)[1]:.1f}")
     return "; ".join(told) or NONE
 
