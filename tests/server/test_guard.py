@@ -101,3 +101,31 @@ def test_what_the_rules_allow_is_let_in() -> None:
     assert reach("POST", host | body | {"authorization": f"Bearer {TOKEN}"})[0] == "bearer"
     assert reach("GET", host | {"cookie": COOKIE})[0] == "cookie"
     assert reach("POST", host | ours | body | {"cookie": COOKIE, "x-fewtag": "1"})[0] == "cookie"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_a_closing_server_cuts_off_is_answered_and_is_no_fault(begun: bool) -> None:
+    """uvicorn printed a traceback for each."""
+    sent: list[Message] = []
+
+    async def inner(_scope: Scope, _receive: Receive, send: Send) -> None:
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.Event().wait()
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def cut_off() -> None:
+        headers = [(b"host", OURS[0].encode())]
+        scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "headers": headers, "client": None}
+        task = asyncio.create_task(Guard(inner, SETTINGS)(scope, receive, send))
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    asyncio.run(cut_off())
+    assert [message.get("status") for message in sent] == ([200] if begun else [503, None])

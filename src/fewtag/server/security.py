@@ -222,7 +222,7 @@ class Guard:
             return await send({"type": "websocket.close", "code": 1008})
         if scope["method"] == "HEAD":  # handled as a GET, of which the server omits the body
             scope = {**scope, "method": "GET"}
-        began, status = time.perf_counter(), 500
+        began, status = time.perf_counter(), 0
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -242,9 +242,13 @@ class Guard:
             # the body was not read, so the connection cannot be reused
             headers = {**(refusal.headers or {}), "Connection": "close"}
             await problem(refusal.status_code, refusal.detail, headers)(scope, receive, answer)
+        except asyncio.CancelledError:  # the end of a server's grace, of which uvicorn would print a traceback
+            if not status:
+                why = "the server was ended before this was done; ask again once it runs"
+                await problem(503, why, {"Connection": "close"})(scope, receive, answer)
         finally:
             self.in_flight -= length
-            self._observe(scope, status, time.perf_counter() - began)
+            self._observe(scope, status or 500, time.perf_counter() - began)
         return None
 
     def _judge(self, scope: Scope) -> int:
