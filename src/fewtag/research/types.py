@@ -46,10 +46,12 @@ def places(maps: Float[Tensor, "images channels height width"]) -> Float[Tensor,
     return maps.flatten(2).transpose(1, 2)
 
 
-def cosine(left: Float[Tensor, "images size"], right: Float[Tensor, "labels size"]) -> Float[Tensor, "images labels"]:
+def cosine(
+    left: Float[Tensor, "*episodes images size"], right: Float[Tensor, "*episodes labels size"]
+) -> Float[Tensor, "*episodes images labels"]:
     """Cosine similarity of each image with each label, in full precision."""
     with full_precision(left):
         left, right = left.float(), right.float()
         # the products are divided by the lengths, since they are smaller than normalised copies of all images
-        lengths = left.norm(dim=-1).clamp_min(1e-12)[:, None] * right.norm(dim=-1).clamp_min(1e-12)
-        return left @ right.T / lengths
+        lengths = left.norm(dim=-1).clamp_min(1e-12)[..., None] * right.norm(dim=-1).clamp_min(1e-12)[..., None, :]
+        return left @ right.mT / lengths

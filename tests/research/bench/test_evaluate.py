@@ -193,3 +193,14 @@ def test_a_label_without_an_image_in_one_of_the_episodes_is_refused_by_name() ->
 
 def test_no_draw_no_number() -> None:
     assert evaluate(make_method("protonet"), make_pool(), []) == []
+
+
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if getattr(kind, "stacks_episodes", False)])
+def test_stacked_episodes_score_as_each_by_itself(name: str) -> None:
+    pool = make_pool()
+    method, draws = make_ready(name, pool), make_draws(pool)
+    odd = Draw(support=draws[0].support, query=draws[0].query[:-1])  # of another size, so that none can be stacked
+    stacked, apart = (list(module.score_draws(method, pool, each)) for each in (draws, [*draws, odd]))
+    for (one, shown), (other, same) in zip(stacked, apart[:DRAWS], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+        assert torch.equal(shown, same)

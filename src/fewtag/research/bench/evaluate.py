@@ -31,16 +31,17 @@ class Pool(NamedTuple):
 
     def episode(self, draw: Draw) -> Episode:
         """The tensors of a draw, on the pool's device."""
-        return self.split(torch.tensor([*draw.support, *draw.query]), draw)
+        return as_named(self.split(torch.tensor([*draw.support, *draw.query]), len(draw.support)), draw)
 
-    def split(self, rows: Int[Tensor, "rows"], draw: Draw) -> Episode:
-        """The episode of a draw whose pictures, the support's first, are in these rows."""
-        maps, targets = self.maps(rows), self.targets[rows.to(self.targets.device)]
-        shots = len(draw.support)
-        shown = targets[:shots]
-        if draw.named:  # support pictures that name one label each
-            shown = F.one_hot(torch.tensor(draw.named, device=targets.device), len(self.labels)).bool()
-        return Episode(Support(self.labels, self.words, maps[:shots], shown), maps[shots:], targets[shots:])
+    def split(self, rows: Int[Tensor, "*episodes rows"], shots: int) -> Episode:
+        """An episode of these rows, the first of which are the support; or several episodes, stacked."""
+        maps, targets = self.maps(rows.flatten()), self.targets[rows.flatten().to(self.targets.device)]
+        sides = [
+            torch.split(taken.reshape(*rows.shape, *taken.shape[1:]), [shots, rows.shape[-1] - shots], rows.ndim - 1)
+            for taken in (maps, targets)
+        ]
+        (support, query), (shown, asked) = sides
+        return Episode(Support(self.labels, self.words, support, shown), query, asked)
 
     def maps(self, rows: Int[Tensor, "rows"]) -> Tensor:
         taken = self.rows.take(rows) if isinstance(self.rows, MemoryRows) else self.rows.take(rows.tolist())
@@ -48,9 +49,20 @@ class Pool(NamedTuple):
         return taken if taken.dtype == torch.uint8 else taken.float()
 
 
+def as_named(episode: Episode, draw: Draw) -> Episode:
+    """The episode with support pictures that name one label each, if the draw says so."""
+    if not draw.named:
+        return episode
+    targets = episode.support.targets
+    named = F.one_hot(torch.tensor(draw.named, device=targets.device), targets.shape[-1]).bool()
+    return episode._replace(support=episode.support._replace(targets=named))
+
+
 MOST_ENCODED = 2**29
 """The most bytes of encoded pictures that are kept for later episodes."""
 ENCODED_AT_ONCE = 64
+EPISODES_AT_ONCE = 8
+"""Episodes stacked at once, if a method can: fewer calls, and their pictures still fit the processor's cache."""
 
 
 def encode_once(
@@ -79,8 +91,14 @@ def score_draws(method: Method, pool: Pool, draws: Sequence[Draw]) -> Iterator[t
     rows = [torch.tensor([*draw.support, *draw.query]) for draw in draws]
     if draws and isinstance(method, Precoded) and (encoded := encode_once(method, pool, rows)):
         (pool, rows), adapt = encoded, method.adapt_encoded
+        alike = len({(len(draw.support), len(draw.query)) for draw in draws}) == 1
+        if method.stacks_episodes and alike and not any(draw.named for draw in draws):
+            for stacked in torch.split(torch.stack(rows), EPISODES_AT_ONCE):
+                episodes = pool.split(stacked, len(draws[0].support))
+                yield from zip(adapt(episodes.support)(episodes.maps), episodes.targets, strict=True)
+            return
     for draw, chosen in zip(draws, rows, strict=True):
-        episode = pool.split(chosen, draw)
+        episode = as_named(pool.split(chosen, len(draw.support)), draw)
         yield adapt(episode.support)(episode.maps), episode.targets
 
 

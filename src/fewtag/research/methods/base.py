@@ -23,10 +23,10 @@ class Support(NamedTuple):
     targets: Targets
 
     def need_images(self) -> None:
-        """Refuses the first label that no support image shows."""
+        """Refuses the first label that no support image shows; with stacked episodes, in any of them."""
         if self.targets.is_cuda and torch.is_grad_enabled():
             return  # training draws episodes in which none is empty, and checking would stall the device at each step
-        shown = self.targets.any(dim=0).tolist()
+        shown = self.targets.any(dim=-2).reshape(-1, len(self.labels)).all(dim=0).tolist()
         empty = [label for label, is_shown in zip(self.labels, shown, strict=True) if not is_shown]
         if empty:
             raise InputError(
@@ -142,6 +142,9 @@ class Method(nn.Module):
 
 class Precoded(Method):
     """A method that first encodes each picture by itself, so that over many episodes each picture is encoded once."""
+
+    stacks_episodes = False
+    """Whether `adapt_encoded` and its classifier accept several episodes at once, with one more leading axis."""
 
     def encode(self, maps: Maps) -> Encoded:
         """The part of a picture's computation that does not depend on the labels."""

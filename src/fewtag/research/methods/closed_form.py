@@ -237,6 +237,7 @@ class Whitened(Precoded):
         super().__init__(channels, method.dimensions)
         self.method, self.shrinkage = method, shrinkage
         self.serves_words_alone, self.uses_names = method.serves_words_alone, method.uses_names
+        self.stacks_episodes = isinstance(method, Precoded) and method.stacks_episodes
 
     def prepare(self, base: Base) -> None:
         """Solves for the space; the method's own base stage then gets the base pictures in it."""

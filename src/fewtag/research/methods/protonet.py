@@ -18,6 +18,8 @@ Vectors = Float[Tensor, "labels channels"]
 class ProtoNet(Precoded):
     """Mean features as prototypes. Only the backbone is learnt, if trained end to end."""
 
+    stacks_episodes = True
+
     scale: float = 20.0
 
     def encode(self, maps: Maps) -> Encoded:
@@ -26,7 +28,7 @@ class ProtoNet(Precoded):
 
     def adapt_encoded(self, support: Support) -> Classifier:
         support.need_images()
-        shows = support.targets.T.float()
+        shows = support.targets.mT.float()
         with full_precision(shows):
             prototypes = shows @ support.maps  # sums instead of means: a cosine ignores their length
         return lambda features: self.scale * cosine(features, prototypes)
