@@ -41,9 +41,14 @@ class Figure:
 
 @cache
 def commit() -> str:
-    """Of the working tree, `-dirty` where it holds more."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    return subprocess.run(command, cwd=Path(__file__).parent, check=True, capture_output=True, text=True).stdout.strip()
+    """Of the working tree, `-dirty` where it holds more than other rows."""
+
+    def git(*arguments: str) -> str:
+        ran = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, check=True, capture_output=True, text=True)
+        return ran.stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)results")
+    return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
 
 
 class Usage(NamedTuple):
