@@ -183,7 +183,7 @@ def _inside(table: Path) -> dict[str, Picture]:
     sources = read_record(table).get("source")
     source = str(sources[0]) if isinstance(sources, list) and len(sources) == 1 else ""
     # an address is never asked: whoever sends a table with its record could name any
-    if is_url(source) or not source.lower().endswith((".tar", ".json")):
+    if not source.lower().endswith((".tar", ".json")) or is_url(source):
         return {}
     try:
         entries = open_source([source]).entries
