@@ -526,7 +526,7 @@ def test_answers_survive_a_killed_server_and_are_counted_once(
 
             def answer_is_lost(route: Route) -> None:
                 """The server has them on disk, and dies before the page hears of it."""
-                route.fetch()
+                client.post("/v1/answers", route.request.post_data_json)
                 first.send_signal(signal.SIGKILL)
                 first.wait()
                 route.abort()
