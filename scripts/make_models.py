@@ -61,7 +61,7 @@ class Fitting:
     """The models of one graph: that of the 52 base labels, on their own pictures, or of all 80, on all packs'."""
 
     def __init__(self, name: str, packs: Packs, device: str) -> None:
-        self.name, self.packs, self.device = name, packs, device
+        self.packs, self.device = packs, device
         every = packs.experiment.pictures()
         rows = every.rows([image for phase in PHASES for image in packs.images(phase).ids])
         self.images = packs.images("train") if name == "coco52" else every.select(rows)
