@@ -5,7 +5,8 @@
 PLAN has a line `recipe run` for each run, the most important first; `recipe run*` stands for all of that beginning. The
 rows are those of `fewtag bench recipes/RECIPE.toml --data DIR --only RUN`, which would decode and encode pictures for
 every run anew. Runs end to end have workers of their own. After `--seconds` no run begins any more, and after `--stop`
-those under way are cut short: they go on from their checkpoints when the same command is given again.
+those under way are cut short: they go on from their checkpoints when the same command is given again. A worker end to
+end takes up to 25 GB of the GPU's memory (with five shots).
 
 CUDA's MPS lets the workers compute at the same time. Do not set CUDA_MPS_ACTIVE_THREAD_PERCENTAGE: on an H200 with
 torch 2.11, workers with 45 % computed wrong features (of mean 2.68 in place of 0.38), and losses that are no numbers.
