@@ -26,7 +26,7 @@ from fewtag.tagger.stream import BATCH
 from fewtag.tagger.tagger import Tagger
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import GraphProto, ModelProto
 
 GRAPH, INT8, LABELS = "tagger.onnx", "tagger-int8.onnx", "labels.npz"
 FIXED, NAMES = "fixed.onnx", "labels.txt"
@@ -189,70 +189,63 @@ def graph_key(model: Model) -> str:
 def make_graph(model: Model) -> bytes:
     """The model's network with its space as constants, followed by the scoring of any number of labels."""
     import onnx
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import numpy_helper
 
-    proto = onnx.load(model.network.graph)
+    proto, scoring = onnx.load(model.network.graph), _scoring(model.strengths, model.space.size)
     graph = proto.graph
     for name, values in {"mean": model.space.mean, "basis": model.space.basis, **model.network.constants}.items():
         graph.initializer.append(numpy_helper.from_array(values, name))
     pixels = next(each for each in graph.input if each.name == "pixels")
     del graph.input[:]
     del graph.output[:]
-    shapes: dict[str, tuple[str | int, ...]] = dict.fromkeys(INPUTS[1:4], ("labels", model.space.size))
-    shapes |= dict.fromkeys(INPUTS[4:], ("labels",))
-    inputs = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items())
-    graph.input.extend([pixels, *inputs])
-    graph.output.append(helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["images", "labels"]))
-    nodes, constants = _scoring(model.strengths)
-    graph.node.extend(nodes)
-    graph.initializer.extend(constants)
+    graph.input.extend([pixels, *scoring.input[1:]])
+    graph.output.extend(scoring.output)
+    graph.node.extend(scoring.node)
+    graph.initializer.extend(scoring.initializer)
     del proto.metadata_props[:]
     proto.metadata_props.add(key=KEY, value=graph_key(model))
     onnx.checker.check_model(proto)
     return proto.SerializeToString()
 
 
-def _scoring(strengths: Strengths) -> tuple[list[Any], list[Any]]:
-    """`core.posterior.Classifiers.logits` and the calibration, as nodes; `places` is images × places × space."""
-    from onnx import helper, numpy_helper
+def _scoring(strengths: Strengths, size: int) -> "GraphProto":
+    """`core.posterior.Classifiers.logits` and the calibration, as a graph whose first input are the places."""
+    import onnx.parser
 
-    constants = [
-        numpy_helper.from_array(np.array(value, kind), name)
-        for name, value, kind in (
-            ("focus", strengths.query_focus, np.float32),
-            ("tiny", 1e-6, np.float32),
-            ("axis_places", [1], np.int64),
-        )
-    ]
-    steps: list[tuple[str, list[str], str, dict[str, Any]]] = [
-        # the whole image
-        ("ReduceMean", ["places"], "mean_place", {"axes": [1], "keepdims": 0}),
-        ("LpNormalization", ["mean_place"], "whole_image", {"axis": 1, "p": 2}),
-        ("Transpose", ["whole"], "turned_whole", {"perm": [1, 0]}),
-        ("MatMul", ["whole_image", "turned_whole"], "whole_score", {}),
-        # attention pooling of its places
-        ("Transpose", ["prototypes"], "turned_prototypes", {"perm": [1, 0]}),
-        ("MatMul", ["places", "turned_prototypes"], "likeness", {}),
-        ("ReduceL2", ["places"], "raw_lengths", {"axes": [2], "keepdims": 1}),
-        ("Max", ["raw_lengths", "tiny"], "lengths", {}),
-        ("Div", ["likeness", "lengths"], "cosines", {}),
-        ("Mul", ["cosines", "focus"], "attention_logits", {}),
-        ("Softmax", ["attention_logits"], "attention", {"axis": 1}),
-        ("Transpose", ["focused"], "turned_focused", {"perm": [1, 0]}),
-        ("MatMul", ["places", "turned_focused"], "along", {}),
-        ("Mul", ["attention", "along"], "attended", {}),
-        ("ReduceSum", ["attended", "axis_places"], "pooled_along", {"keepdims": 0}),
-        ("Transpose", ["attention"], "by_label", {"perm": [0, 2, 1]}),
-        ("MatMul", ["by_label", "places"], "pooled", {}),
-        ("ReduceL2", ["pooled"], "raw_pooled_length", {"axes": [2], "keepdims": 0}),
-        ("Max", ["raw_pooled_length", "tiny"], "pooled_length", {}),
-        ("Div", ["pooled_along", "pooled_length"], "focused_score", {}),
-        ("Add", ["focused_score", "whole_score"], "scores", {}),
-        ("Mul", ["scores", "slopes"], "steep", {}),
-        ("Add", ["steep", "offsets"], "logits", {}),
-        ("Sigmoid", ["logits"], OUTPUT, {}),
-    ]
-    return [helper.make_node(kind, inputs, [output], **facts) for kind, inputs, output, facts in steps], constants
+    return onnx.parser.parse_graph(f"""
+        scoring (float[images, places, {size}] places, float[labels, {size}] prototypes, float[labels, {size}] whole,
+                 float[labels, {size}] focused, float[labels] slopes, float[labels] offsets)
+            => (float[images, labels] probabilities)
+            <float focus = {{{strengths.query_focus}}}, float tiny = {{1e-6}}, int64[1] axis_places = {{1}}>
+        {{
+            mean_place = ReduceMean <axes = [1], keepdims = 0> (places)
+            whole_image = LpNormalization <axis = 1, p = 2> (mean_place)
+            turned_whole = Transpose <perm = [1, 0]> (whole)
+            whole_score = MatMul (whole_image, turned_whole)
+
+            turned_prototypes = Transpose <perm = [1, 0]> (prototypes)
+            likeness = MatMul (places, turned_prototypes)
+            raw_lengths = ReduceL2 <axes = [2], keepdims = 1> (places)
+            lengths = Max (raw_lengths, tiny)
+            cosines = Div (likeness, lengths)
+            attention_logits = Mul (cosines, focus)
+            attention = Softmax <axis = 1> (attention_logits)
+            turned_focused = Transpose <perm = [1, 0]> (focused)
+            along = MatMul (places, turned_focused)
+            attended = Mul (attention, along)
+            pooled_along = ReduceSum <keepdims = 0> (attended, axis_places)
+            by_label = Transpose <perm = [0, 2, 1]> (attention)
+            pooled = MatMul (by_label, places)
+            raw_pooled_length = ReduceL2 <axes = [2], keepdims = 0> (pooled)
+            pooled_length = Max (raw_pooled_length, tiny)
+            focused_score = Div (pooled_along, pooled_length)
+
+            scores = Add (focused_score, whole_score)
+            steep = Mul (scores, slopes)
+            logits = Add (steep, offsets)
+            probabilities = Sigmoid (logits)
+        }}
+    """)
 
 
 def key_of(graph: bytes) -> str | None:
