@@ -25,9 +25,9 @@ class Contents(NamedTuple):
 class CacheUpkeep(Cache):
     """A folder's cache and its private one, for maintenance: failures raise InputError instead of a warning."""
 
-    def __init__(self, folder: Path, limit: int | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self._thumbnails = Cache(folder, private=True)
-        super().__init__(folder, limit)
+        super().__init__(folder)
 
     @property
     def _both(self) -> tuple[Cache, Cache]:
