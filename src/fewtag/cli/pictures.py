@@ -253,10 +253,10 @@ def check(
 
     Example: fewtag check pets.fewtag truth.csv
     """
-    from fewtag.cli.banks import check_writable
+    from fewtag.cli.banks import check_writable, read_shown
     from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.check import check_bank, priors_of
-    from fewtag.tagging.examples import missing, read_examples, without_guesses
+    from fewtag.tagging.examples import missing
     from fewtag.tagging.run import Options
 
     setting = set_thresholds or set_priors
@@ -265,15 +265,9 @@ def check(
     if setting:
         check_writable(bank)
     asked, kept = read_prior(prior or ("bank" if setting else "estimate")), cache_folder(cache, no_cache)
-    shown = read_examples([truth], root=root, complete=True)
+    shown = read_shown([truth], (), (), root, complete=True, all_rows=all_rows)
     if not skip_bad and (error := missing(shown)):
         raise InputError(f"{error} (--skip-bad leaves out what cannot be read)")
-    own, guesses = without_guesses(shown)
-    if not own and not all_rows:
-        raise InputError(f"{truth} is as `fewtag tag` wrote it, no truth; mend it, or give --all-rows if it is right")
-    if guesses and not all_rows:
-        shown = own
-        note(f"left out {guesses}; --all-rows counts these too, if they are right")
     tagger = Tagger.load(bank)
     with Bars() as bars:
         priors = priors_of(shown, tagger, Options(prior=asked, cache=kept), bars.begin)

@@ -71,14 +71,6 @@ def read_examples(
     return shown
 
 
-def without_guesses(shown: Sequence[Shown]) -> tuple[list[Shown], str]:
-    """The rows that a person wrote or changed, and how many others there are, in words; empty if none."""
-    own = [each for each in shown if not each.guessed]
-    left_out = len(shown) - len(own)
-    told = f"{plural(left_out, 'row')} as `fewtag tag` wrote {'it' if left_out == 1 else 'them'}"
-    return own, told if left_out else ""
-
-
 def missing(shown: Sequence[Shown]) -> InputError | None:
     """The error for pictures that do not exist, so that no work is spent on the others first; None if all exist."""
     gone = [each.picture.path for each in shown if not os.path.lexists(each.picture.path)]
