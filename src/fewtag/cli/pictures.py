@@ -400,7 +400,7 @@ def _export_graph(
     bank: Path, folder: Path, check: Path | None, *, fixed: bool, int8: bool, force: bool, as_json: bool
 ) -> None:
     from fewtag.files import format_size
-    from fewtag.tagger.export import GRAPH, INT8, LABELS, export_fixed
+    from fewtag.tagger.export import GRAPH, INT8, LABELS
     from fewtag.tagger.export import export as export_tagger
     from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.sources import open_source
@@ -409,10 +409,7 @@ def _export_graph(
     compared = [] if check is None else [entry.item().image for entry in open_source([str(check)]).entries]
     with Bars() as bars:
         advance = bars.begin("comparing", len(compared)) if compared else lambda _count: None
-        if fixed:
-            done = export_fixed(tagger, folder, pictures=compared, advance=advance, force=force)
-        else:
-            done = export_tagger(tagger, folder, int8=int8, pictures=compared, advance=advance, force=force)
+        done = export_tagger(tagger, folder, fixed=fixed, int8=int8, pictures=compared, advance=advance, force=force)
     if as_json:
         print(json.dumps({"bank": str(bank), "folder": str(folder), **asdict(done)}))
         return

@@ -63,6 +63,7 @@ def export(
     tagger: Tagger,
     folder: Path,
     *,
+    fixed: bool = False,
     int8: bool = False,
     pictures: Sequence[object] = (),
     advance: Callable[[int], None] = lambda _: None,
@@ -70,12 +71,15 @@ def export(
 ) -> Exported:
     """Writes graph and labels together, or nothing: a graph that disagrees with the tagger on any picture is refused.
 
-    A folder with files of these names that no export wrote is refused too, unless `force` is set.
+    With `fixed` the labels are in the graph. A folder with files of these names that no export wrote is refused too,
+    unless `force` is set.
     """
     _check_place(folder)
     labels = label_table(tagger)
     if not force:
-        _refuse_others(folder, [LABELS, GRAPH, *([INT8] if int8 else [])])
+        _refuse_others(folder, [NAMES, FIXED] if fixed else [LABELS, GRAPH, *([INT8] if int8 else [])])
+    if fixed:
+        return _write(tagger, folder, labels, _fixed(tagger.model, labels), pictures, advance)
     earlier = (folder / GRAPH).read_bytes() if (folder / GRAPH).is_file() else b""
     kept = key_of(earlier) == str(labels["graph"])
     graphs = {GRAPH: earlier if kept else make_graph(tagger.model)}
@@ -92,39 +96,27 @@ def export(
     return exported
 
 
-def export_fixed(
-    tagger: Tagger,
-    folder: Path,
-    *,
-    pictures: Sequence[object] = (),
-    advance: Callable[[int], None] = lambda _: None,
-    force: bool = False,
-) -> Exported:
+def _fixed(model: Model, labels: Table) -> dict[str, bytes]:
     """A graph from `pixels` to `probabilities` with the labels in it, and a text file of their names, one a line.
 
     Thresholds are in the graph's metadata under `thresholds`, the side of the square under `size`.
     """
-    _check_place(folder)
-    if not force:
-        _refuse_others(folder, [NAMES, FIXED])
     import onnx
     from onnx import numpy_helper
 
-    labels = label_table(tagger)
     if broken := [name for name in labels["names"].tolist() if len(name.splitlines()) > 1]:
         raise InputError(f"label {broken[0]!r} has a line break, but {NAMES} has a label a line; rename it")
-    proto = onnx.load_model_from_string(make_graph(tagger.model))
+    proto = onnx.load_model_from_string(make_graph(model))
     proto.graph.initializer.extend(numpy_helper.from_array(labels[name], name) for name in INPUTS[1:])
     del proto.graph.input[1:]
     for axis in (2, 3):
-        proto.graph.input[0].type.tensor_type.shape.dim[axis].dim_value = tagger.model.size
+        proto.graph.input[0].type.tensor_type.shape.dim[axis].dim_value = model.size
     proto.graph.output[0].type.tensor_type.shape.dim[1].dim_value = len(labels["names"])
-    facts = {"labels": labels["names"].tolist(), "thresholds": labels["thresholds"].tolist(), "size": tagger.model.size}
+    facts = {"labels": labels["names"].tolist(), "thresholds": labels["thresholds"].tolist(), "size": model.size}
     for key, value in facts.items():
         proto.metadata_props.add(key=key, value=json.dumps(value))
     onnx.checker.check_model(proto)
-    graph = proto.SerializeToString()
-    return _write(tagger, folder, labels, {NAMES: _lines(labels["names"]), FIXED: graph}, pictures, advance)
+    return {NAMES: _lines(labels["names"]), FIXED: proto.SerializeToString()}
 
 
 def _lines(names: Iterable[str]) -> bytes:
