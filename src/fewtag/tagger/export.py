@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fewtag.core.calibration import sigmoid
 from fewtag.core.posterior import Strengths
-from fewtag.errors import InputError, first_line
+from fewtag.errors import InputError, first_line, import_extra
 from fewtag.files import digest, replacing
 from fewtag.pictures.decode import Pixels, squash, stack
 from fewtag.pictures.files import open_image
@@ -341,7 +341,4 @@ def _check_place(folder: Path) -> None:
     """Refuses, before any work, a folder that is a file, and a missing onnx package."""
     if folder.is_file():
         raise InputError(f"{folder} is a file; name a folder to export to")
-    try:
-        import onnx  # noqa: F401
-    except ImportError as error:
-        raise InputError('exporting needs the package onnx; run: pip install "fewtag[export]"') from error
+    import_extra("onnx", "exporting", "export")

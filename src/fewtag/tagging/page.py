@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from PIL import Image
+
 from fewtag.errors import InputError
 from fewtag.files import write_atomically
 from fewtag.pictures.decode import THUMBNAIL, decode, thumbnail
@@ -80,8 +82,12 @@ def embed(item: Item) -> str:
     """A thumbnail as a data URI; empty if the picture cannot be read."""
     with suppress(InputError):
         if data := encoded_bytes(item.image, item.name):
-            return embed_bytes(thumbnail(decode(data, item.name, at_least=THUMBNAIL)))
+            return embed_image(decode(data, item.name, at_least=THUMBNAIL))
     return ""
+
+
+def embed_image(picture: Image.Image) -> str:
+    return embed_bytes(thumbnail(picture))
 
 
 def embed_bytes(content: bytes) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from fewtag import __version__
 from fewtag.cache import ArrayRows
-from fewtag.errors import InputError
+from fewtag.errors import InputError, import_extra
 from fewtag.pictures.prefetch import Advance, usable_cores
 from fewtag.tagger.stream import Scorer, cached_places
 from fewtag.tagger.tagger import Tagger
@@ -76,7 +76,9 @@ def open_cluster(address: str | None) -> Iterator[list[Mapping[str, float]]]:
     """Yields the CPUs and GPUs of each machine; a cluster started here is on the loopback, and ends with the run."""
     if address is not None:
         check_address(address)
-    ray = _import_ray(loopback=address is None)
+    for name, value in (_QUIET | (_LOOPBACK if address is None else {})).items():  # before Ray is imported
+        os.environ.setdefault(name, value)
+    ray = import_extra("ray", "--engine ray", "ray")
     # Ray reports the deaths of workers on standard output, which --json reserves for machines
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         ours = not ray.is_initialized()
@@ -104,17 +106,6 @@ def _connect(ray: ModuleType, address: str | None) -> None:
         said = " ".join(str(error).split())
         what_to_do = "if it asks for a token set RAY_AUTH_MODE=token, and " if address else ""
         raise InputError(f"{where}: {said[:300]}; {what_to_do}look at it with: ray status") from error
-
-
-def _import_ray(*, loopback: bool) -> ModuleType:
-    """Imports Ray, quiet and, for our own cluster, confined to the loopback, unless it was imported before."""
-    for name, value in (_QUIET | (_LOOPBACK if loopback else {})).items():
-        os.environ.setdefault(name, value)
-    try:
-        import ray
-    except ImportError as error:
-        raise InputError('--engine ray needs Ray, which is not installed; run: pip install "fewtag[ray]"') from error
-    return ray
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from fewtag.errors import InputError
+from fewtag.errors import InputError, import_extra
 from fewtag.files import digest, locked, replacing, write_atomically
 from fewtag.pictures.files import as_text
 from fewtag.pictures.tables import NOT, OURS, SEPARATOR
@@ -248,7 +248,7 @@ def open_output(
         raise InputError(f"--out {out} is a table behind a URL; name a folder there, for Parquet parts")
     else:
         sources.check_folder(out)
-        parquet.import_pyarrow(f"--out {out}, a folder of Parquet parts,")
+        import_extra("pyarrow.parquet", f"--out {out}, a folder of Parquet parts,", "parquet")
     with nullcontext() if here is None else locked(here, seconds=0.5):
         if table is not None and not force:
             _refuse_other_table(table, about)
@@ -376,7 +376,7 @@ def check_table(out: Path, labels: Sequence[str], *, scores: bool) -> None:
     if out.is_dir():
         raise InputError(f"--out {out} is a folder; name a file in it, such as {out / 'tags.csv'}")
     if out.suffix.lower() == ".parquet":
-        parquet.import_pyarrow(str(out))
+        import_extra("pyarrow.parquet", str(out), "parquet")
     if out.suffix.lower() != ".csv":
         return
     for label in labels:
