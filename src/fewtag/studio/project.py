@@ -341,10 +341,5 @@ def backup(folder: Path, path: Path) -> None:
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """A transaction, all or nothing; it waits for another writer at its beginning, not in its middle."""
     connection.execute("BEGIN IMMEDIATE")
-    try:
+    with connection:  # commits, or rolls back
         yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
