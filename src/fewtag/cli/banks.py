@@ -1,9 +1,7 @@
 """Commands that teach a bank, and list what it knows."""
 
-import os
 import shlex
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -448,16 +446,12 @@ def upgrade(
 
 
 def check_writable(bank: Path) -> None:
-    """Refuses a bank that cannot be saved before the work rather than after it; leaves nothing behind."""
+    """Refuses a bank that cannot be saved, before the work."""
+    from fewtag import files
     from fewtag.tagger.bank_file import refuse_derived
 
     refuse_derived(bank)
-    try:
-        folder = next(each for each in Path(os.path.realpath(bank)).parents if each.exists())
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(f"cannot write {bank}: {error.strerror}; name another folder") from error
+    files.check_writable(bank)
 
 
 def warn_of_case(names: set[str]) -> None:
