@@ -220,7 +220,10 @@ def _to_terminal(
 def check(
     bank: Bank,
     truth: Annotated[
-        Path, typer.Argument(metavar="TRUTH", help="Pictures with all they show: a CSV, or a folder per label.")
+        Path,
+        typer.Argument(
+            metavar="TRUTH", help="Pictures with all they show: a CSV, a folder per label, or a data set's JSON."
+        ),
     ],
     root: Root = None,
     all_rows: Annotated[
