@@ -15,7 +15,7 @@ from xml.sax.saxutils import quoteattr
 from fewtag import __version__
 from fewtag.errors import InputError
 from fewtag.files import digest, read_json, write_atomically
-from fewtag.pictures.decode import open_encoded
+from fewtag.pictures.decode import read_header
 from fewtag.pictures.files import Picture, is_image_name
 from fewtag.tagger.stream import Tagged
 from fewtag.tagging.examples import Shown, clean_label, name_in, read_tagged, tagged_folder
@@ -160,11 +160,11 @@ def _label_studio(given: Set) -> dict[str, Any]:
 
 
 def _coco(given: Set) -> dict[str, Any]:
-    """Annotations of whole pictures, without a box unless `boxes` is set."""
+    """Annotations of whole pictures, upright as viewers show them, without a box unless `boxes` is set."""
     numbers = {label: number for number, label in enumerate(given.labels, 1)}
     images, annotations = [], list[dict[str, Any]]()
     for number, row in enumerate(given.rows, 1):
-        width, height = open_encoded(Picture(given.path(row)).read(), row.image).size
+        width, height, _ = read_header(Picture(given.path(row)).read(), row.image)
         images.append({"id": number, "file_name": row.image, "width": width, "height": height})
         for tag in row.tags:
             facts: dict[str, Any] = {"id": len(annotations) + 1, "image_id": number, "category_id": numbers[tag]}
