@@ -7,7 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from fewtag.errors import InputError, plural
@@ -200,8 +200,13 @@ def name_in(folder: Path, image: str) -> str:
     name = picture_name(image)
     if name.isascii() and "\\" not in image:
         return name
-    spellings = (image, name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))
-    return next((each for each in spellings if os.path.lexists(folder / each)), name)
+    if os.path.lexists(folder / image):
+        return image
+    found = PurePosixPath()
+    for part in PurePosixPath(name).parts:  # a folder and what is in it may come from different computers
+        spellings = (part, *(unicodedata.normalize(form, part) for form in ("NFC", "NFD")))
+        found /= next((each for each in spellings if os.path.lexists(folder / found / each)), part)
+    return found.as_posix()
 
 
 def _said(path: Path, row: "Row", written: Collection[str]) -> tuple[frozenset[str], frozenset[str]]:
