@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shutil
+import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -339,6 +340,18 @@ def test_a_tag_that_a_person_took_out_of_a_table_of_tags_is_a_no(cli: Cli, bank:
     assert "took out" not in cli("learn", shutil.copy(bank, "copy.fewtag"), "tags.csv").err
     assert Tagger.load(bank).predict(album / "cat1.png") == [()]
     assert cli("check", bank, "tags.csv", "--root", album, "--all-rows").code == 0
+
+
+def test_rows_whose_accents_a_program_spelt_otherwise_are_as_tag_wrote_them(cli: Cli, bank: Path, album: Path) -> None:
+    for number in (1, 4):
+        (album / f"cat{number}.png").rename(album / unicodedata.normalize("NFD", f"é{number}.png"))
+    assert cli("tag", bank, album, "--out", "tags.csv").code == 0
+    written = unicodedata.normalize("NFC", Path("tags.csv").read_text("utf-8"))
+    assert "é1.png,cat\n" in written
+    Path("tags.csv").write_text(written.replace("é1.png,cat\n", "é1.png,\n"), "utf-8")
+    said = cli("learn", bank, "tags.csv")
+    assert said.out.startswith(f"{bank}: 1 picture learnt;")
+    assert "1 tag of `tag` that you took out: learnt as a 'no'" in said.err
 
 
 def test_tags_that_a_spreadsheet_opened_in_a_wrong_encoding_are_not_learnt(cli: Cli, bank: Path, album: Path) -> None:
