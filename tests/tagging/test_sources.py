@@ -232,6 +232,19 @@ def test_two_pictures_of_one_name_are_refused(photos: Path, tmp_path: Path) -> N
         open_source([str(photos / "list.txt"), str(tmp_path / "other.txt")])
 
 
+def test_archives_whose_pictures_share_names_are_told_apart_when_they_are_given_themselves(tmp_path: Path) -> None:
+    archives = [tmp_path / "shards" / f"{number}.tar" for number in range(2)]
+    archives[0].parent.mkdir()
+    (tmp_path / "0.png").write_bytes(b"a picture")
+    for path in archives:
+        with tarfile.open(path, "w") as archive:
+            archive.add(tmp_path / "0.png", "0.png")
+    with pytest.raises(InputError, match=r"called '0\.png', in .*0\.tar and .*1\.tar; give the archives themselves"):
+        open_source([str(archives[0].parent)])
+    names = [entry.name for entry in open_source(list(map(str, archives))).entries]
+    assert names == [f"{path.as_posix()}:0.png" for path in archives]
+
+
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [

@@ -165,8 +165,9 @@ def open_source(sources: Sequence[str]) -> Source:
         raise InputError("pictures and Parquet tables cannot be tagged in one run; give them to a run each")
     named: dict[str, Entry] = {}
     for entry in entries:
-        if named.get(entry.name, entry).location != entry.location:
-            raise InputError(f"two pictures are called {entry.name!r}; tag their folders in a run each")
+        if (other := named.get(entry.name, entry).location) != entry.location:
+            apart = "give the archives themselves" if other.endswith(".tar") else "tag their folders in a run each"
+            raise InputError(f"two pictures are called {entry.name!r}, in {other} and {entry.location}; {apart}")
         named[entry.name] = entry
     found = Source(list(named.values()), tables, [absolute(source) for source in sources])
     if not len(found):
