@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 from tiny import draw
 
+from fewtag.cli import banks
 from fewtag.tagger.model import Model
 from fewtag.tagger.tagger import Tagger
 
@@ -340,6 +341,20 @@ def test_a_tag_that_a_person_took_out_of_a_table_of_tags_is_a_no(cli: Cli, bank:
     assert "took out" not in cli("learn", shutil.copy(bank, "copy.fewtag"), "tags.csv").err
     assert Tagger.load(bank).predict(album / "cat1.png") == [()]
     assert cli("check", bank, "tags.csv", "--root", album, "--all-rows").code == 0
+
+
+def test_labels_that_another_process_taught_meanwhile_are_not_told_as_new(
+    cli: Cli, bank: Path, album: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taught_by_two(tagger: Tagger, *arguments: Any, **options: Any) -> None:
+        Tagger.load(bank).define("zebra").save(bank)
+        teach(tagger, *arguments, **options)
+
+    teach = banks.teach
+    monkeypatch.setattr(banks, "teach", taught_by_two)
+    said = cli("learn", bank, album / "dog0.png", "--label", "tiger", "--json")
+    assert json.loads(said.out)["new"] == ["tiger"]
+    assert {"tiger", "zebra"} <= set(known(bank))
 
 
 def test_rows_whose_accents_a_program_spelt_otherwise_are_as_tag_wrote_them(cli: Cli, bank: Path, album: Path) -> None:
