@@ -161,9 +161,14 @@ def test_a_folder_of_tables_holds_bytes(photos: Path, tmp_path: Path) -> None:
     rows = [{"bytes": data, "path": path} for path in ("hugging.webp", "")]
     rows.append({"bytes": None, "path": str(photos / "z.webp")})
     write(tmp_path / "lists" / "c.parquet", image=rows)
-    write(tmp_path / "lists" / "_notes" / "d.parquet", bytes=[data])
+    write(tmp_path / "lists" / "d.parquet", image=[data, data])  # as pandas writes pictures that were read
+    write(tmp_path / "lists" / "e.parquet", path=["mine.webp"], image=[data])
+    turned = pyarrow.struct({"path": pyarrow.string(), "bytes": pyarrow.large_binary()})
+    images = pyarrow.array([{"bytes": data, "path": "a.webp"}], turned)
+    write(tmp_path / "lists" / "f.parquet", path=["x"], image=images)
+    write(tmp_path / "lists" / "_notes" / "g.parquet", bytes=[data])
     found = open_source([str(tmp_path / "lists")])
-    assert len(found) == 9
+    assert len(found) == 13
     assert names(found) == [
         *(f"a.parquet#{row}" for row in range(4)),
         "mine.webp",
@@ -171,6 +176,7 @@ def test_a_folder_of_tables_holds_bytes(photos: Path, tmp_path: Path) -> None:
         "hugging.webp",
         "c.parquet#1",
         str(photos / "z.webp"),
+        *("d.parquet#0", "d.parquet#1", "mine.webp", "a.webp"),
     ]
     assert all_read(found)
 
