@@ -343,6 +343,14 @@ def test_a_tag_that_a_person_took_out_of_a_table_of_tags_is_a_no(cli: Cli, bank:
     assert cli("check", bank, "tags.csv", "--root", album, "--all-rows").code == 0
 
 
+@pytest.mark.parametrize("labels", [{"dog": 1, "cat": 0}, [{"label": "dog"}], [None]])
+@pytest.mark.parametrize("column", ["labels", "absent"])
+def test_labels_that_are_no_list_of_names_are_refused(cli: Cli, bank: Path, labels: Any, column: str) -> None:
+    """Of a mapping all would be learnt, those too that are not shown."""
+    Path("rows.jsonl").write_text(json.dumps({"image": "album/dog0.png", "labels": ["dog"]} | {column: labels}))
+    assert refused(cli("learn", bank, "rows.jsonl"), "rows.jsonl line 1 has labels that are no list of names")
+
+
 def test_labels_that_another_process_taught_meanwhile_are_not_told_as_new(
     cli: Cli, bank: Path, album: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
