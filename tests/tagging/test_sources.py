@@ -87,7 +87,10 @@ def test_a_web_page_has_the_pictures_of_its_folder(web: str) -> None:
     found = open_source([web])
     assert names(found) == NAMES
     assert all_read(found)
-    assert names(open_source([f"{web}/z.webp"])) == ["z.webp"]
+    for address in (f"{web}/z.webp", f"{web}/z.webp?signature=a/b=="):
+        found = open_source([address])
+        assert names(found) == ["z.webp"]
+        assert all_read(found)
 
 
 def test_a_web_page_is_tagged_by_the_local_engine(cli: Cli, bank: Path, photos: Path, web: str) -> None:
