@@ -348,8 +348,10 @@ def test_a_mended_table_of_boxes_or_of_an_archive_teaches_these(cli: Cli, bank: 
         rows = [line for line in Path("tags.csv").read_text().splitlines() if not line.startswith(mended)]
         Path("tags.csv").write_text("\n".join([*rows, f"{mended},sofa;!dog"]) + "\n")
         assert cli("learn", bank, "tags.csv").code == 0
-        said = cli("export", "tags.csv", "out", "--as", "fiftyone")
-        assert (said.code, Path("out").exists(), "no files that a data set could name" in said.err) == (2, False, True)
+        for form in ("fiftyone", "label-studio"):
+            said = cli("export", "tags.csv", "out", "--as", form)
+            told = "no files that a data set could name" in said.err
+            assert (said.code, Path("out").exists(), told) == (2, False, True)
         example = Tagger.load(bank).bank_.examples[pixel_digest(shown)]
         assert (example.name, example.labels) == (Path(mended).name, {"sofa"})
         assert json.loads(cli("check", bank, "tags.csv", "--json", "--prior", "bank").out)["pictures"] == 1

@@ -127,11 +127,7 @@ def _copy(source: Path, target: Path) -> None:
 
 def _fiftyone(given: Set) -> dict[str, Any]:
     """For `fo.Dataset.from_dir(…, fo.types.FiftyOneImageClassificationDataset)`: pictures stay where they are."""
-    if given.rows and not any(os.path.lexists(given.path(row)) for row in given.rows):
-        raise InputError(
-            f"there is no {given.path(given.rows[0])}, nor another picture of the table; give their folder by --root "
-            "(what lies in an archive, and a detector's boxes, are no files that a data set could name)"
-        )
+    _check_files(given)
     labels = {
         str(given.path(row)): [
             {"label": tag} | ({"confidence": row.scores[tag]} if tag in row.scores else {}) for tag in row.tags
@@ -141,8 +137,18 @@ def _fiftyone(given: Set) -> dict[str, Any]:
     return {"labels.json": {"classes": given.labels, "labels": labels}}
 
 
+def _check_files(given: Set) -> None:
+    """Refuses a data set that names its pictures if none of them is a file."""
+    if given.rows and not any(os.path.lexists(given.path(row)) for row in given.rows):
+        raise InputError(
+            f"there is no {given.path(given.rows[0])}, nor another picture of the table; give their folder by --root "
+            "(what lies in an archive, and a detector's boxes, are no files that a data set could name)"
+        )
+
+
 def _label_studio(given: Set) -> dict[str, Any]:
     """Tasks to import, each with its tags as a prediction, and the labelling interface for them."""
+    _check_files(given)
     version = f"fewtag {__version__}"
     tasks = []
     for row in given.rows:
