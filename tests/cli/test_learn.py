@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shutil
+import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from PIL import Image
 from tiny import draw
 
+from fewtag.cli import banks
 from fewtag.tagger.model import Model
 from fewtag.tagger.tagger import Tagger
 
@@ -339,6 +341,40 @@ def test_a_tag_that_a_person_took_out_of_a_table_of_tags_is_a_no(cli: Cli, bank:
     assert "took out" not in cli("learn", shutil.copy(bank, "copy.fewtag"), "tags.csv").err
     assert Tagger.load(bank).predict(album / "cat1.png") == [()]
     assert cli("check", bank, "tags.csv", "--root", album, "--all-rows").code == 0
+
+
+@pytest.mark.parametrize("labels", [{"dog": 1, "cat": 0}, [{"label": "dog"}], [None]])
+@pytest.mark.parametrize("column", ["labels", "absent"])
+def test_labels_that_are_no_list_of_names_are_refused(cli: Cli, bank: Path, labels: Any, column: str) -> None:
+    """Of a mapping all would be learnt, those too that are not shown."""
+    Path("rows.jsonl").write_text(json.dumps({"image": "album/dog0.png", "labels": ["dog"]} | {column: labels}))
+    assert refused(cli("learn", bank, "rows.jsonl"), "rows.jsonl line 1 has labels that are no list of names")
+
+
+def test_labels_that_another_process_taught_meanwhile_are_not_told_as_new(
+    cli: Cli, bank: Path, album: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taught_by_two(tagger: Tagger, *arguments: Any, **options: Any) -> None:
+        Tagger.load(bank).define("zebra").save(bank)
+        teach(tagger, *arguments, **options)
+
+    teach = banks.teach
+    monkeypatch.setattr(banks, "teach", taught_by_two)
+    said = cli("learn", bank, album / "dog0.png", "--label", "tiger", "--json")
+    assert json.loads(said.out)["new"] == ["tiger"]
+    assert {"tiger", "zebra"} <= set(known(bank))
+
+
+def test_rows_whose_accents_a_program_spelt_otherwise_are_as_tag_wrote_them(cli: Cli, bank: Path, album: Path) -> None:
+    for number in (1, 4):
+        (album / f"cat{number}.png").rename(album / unicodedata.normalize("NFD", f"é{number}.png"))
+    assert cli("tag", bank, album, "--out", "tags.csv").code == 0
+    written = unicodedata.normalize("NFC", Path("tags.csv").read_text("utf-8"))
+    assert "é1.png,cat\n" in written
+    Path("tags.csv").write_text(written.replace("é1.png,cat\n", "é1.png,\n"), "utf-8")
+    said = cli("learn", bank, "tags.csv")
+    assert said.out.startswith(f"{bank}: 1 picture learnt;")
+    assert "1 tag of `tag` that you took out: learnt as a 'no'" in said.err
 
 
 def test_tags_that_a_spreadsheet_opened_in_a_wrong_encoding_are_not_learnt(cli: Cli, bank: Path, album: Path) -> None:

@@ -177,6 +177,17 @@ def test_coco_has_no_box_unless_it_is_asked_for(cli: Cli, tagged: dict[str, Any]
     assert boxed["bbox"] == [0, 0, 48, 40]
 
 
+def test_cocos_sizes_and_boxes_are_those_of_the_picture_as_it_is_shown(cli: Cli) -> None:
+    """Viewers and loaders turn it by its EXIF orientation; some refuse a picture whose size is not the file's."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    draw(1, "dog", size=(48, 40)).save("turned.jpg", exif=exif)
+    Path("tags.jsonl").write_text('{"image": "turned.jpg", "tags": ["dog"]}\n')
+    found = exported(cli, "coco", "--boxes")
+    assert (found["images"][0]["width"], found["images"][0]["height"]) == (40, 48)
+    assert found["annotations"][0]["bbox"] == [0, 0, 40, 48]
+
+
 @pytest.mark.usefixtures("tagged")
 @pytest.mark.parametrize("form", ["imagefolder", "fiftyone", "label-studio", "coco"])
 def test_what_is_written_is_learnt_again_and_checked_by(cli: Cli, tiny_model: Path, form: str) -> None:
@@ -339,8 +350,10 @@ def test_a_mended_table_of_boxes_or_of_an_archive_teaches_these(cli: Cli, bank: 
         rows = [line for line in Path("tags.csv").read_text().splitlines() if not line.startswith(mended)]
         Path("tags.csv").write_text("\n".join([*rows, f"{mended},sofa;!dog"]) + "\n")
         assert cli("learn", bank, "tags.csv").code == 0
-        said = cli("export", "tags.csv", "out", "--as", "fiftyone")
-        assert (said.code, Path("out").exists(), "no files that a data set could name" in said.err) == (2, False, True)
+        for form in ("fiftyone", "label-studio"):
+            said = cli("export", "tags.csv", "out", "--as", form)
+            told = "no files that a data set could name" in said.err
+            assert (said.code, Path("out").exists(), told) == (2, False, True)
         example = Tagger.load(bank).bank_.examples[pixel_digest(shown)]
         assert (example.name, example.labels) == (Path(mended).name, {"sofa"})
         assert json.loads(cli("check", bank, "tags.csv", "--json", "--prior", "bank").out)["pictures"] == 1

@@ -359,6 +359,17 @@ def test_accents_are_found_as_a_mac_writes_them_and_as_others_do(
     assert cli("write", "accents.csv", album).out == f"{album}: 1 file written, 0 unchanged\n"
 
 
+def test_accents_are_found_where_a_mac_wrote_the_picture_and_another_computer_its_folder(
+    cli: Cli, bank: Path, album: Path
+) -> None:
+    (album / "sub").rename(album / unicodedata.normalize("NFC", "été"))
+    (album / "été/ä b.png").rename(album / "été" / unicodedata.normalize("NFD", "ä b.png"))
+    for form in ("NFC", "NFD"):
+        Path("accents.csv").write_text(f"image,tags\n{unicodedata.normalize(form, 'été/ä b.png')},dog\n", "utf-8")
+        assert cli("learn", bank, "accents.csv", "--root", album).code == 0
+        assert cli("write", "accents.csv", album).code == 0
+
+
 @pytest.mark.skipif(os.name == "nt", reason="no file of Windows is called so")
 def test_a_name_with_a_backslash_of_its_own_is_found(cli: Cli, bank: Path, album: Path) -> None:
     (album / "c.webp").rename(album / "back\\slash.webp")
@@ -722,7 +733,7 @@ def test_a_picture_whose_tags_could_not_be_found_again_stays_and_each_is_told_it
     assert said.code == 1
     reasons = [line for line in said.err.splitlines() if line.startswith("fewtag: ")]
     assert "a.gif could not be found again" in reasons[0]
-    assert "b.bmp (it wrote nothing)" in reasons[1]
+    assert "b.bmp (this version of it writes no such files)" in reasons[1]
     assert "c.jpg (Error: Not a valid JPG" in reasons[2]
     assert hashes(folder) == before
 

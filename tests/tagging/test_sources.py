@@ -87,7 +87,10 @@ def test_a_web_page_has_the_pictures_of_its_folder(web: str) -> None:
     found = open_source([web])
     assert names(found) == NAMES
     assert all_read(found)
-    assert names(open_source([f"{web}/z.webp"])) == ["z.webp"]
+    for address in (f"{web}/z.webp", f"{web}/z.webp?signature=a/b=="):
+        found = open_source([address])
+        assert names(found) == ["z.webp"]
+        assert all_read(found)
 
 
 def test_a_web_page_is_tagged_by_the_local_engine(cli: Cli, bank: Path, photos: Path, web: str) -> None:
@@ -161,9 +164,14 @@ def test_a_folder_of_tables_holds_bytes(photos: Path, tmp_path: Path) -> None:
     rows = [{"bytes": data, "path": path} for path in ("hugging.webp", "")]
     rows.append({"bytes": None, "path": str(photos / "z.webp")})
     write(tmp_path / "lists" / "c.parquet", image=rows)
-    write(tmp_path / "lists" / "_notes" / "d.parquet", bytes=[data])
+    write(tmp_path / "lists" / "d.parquet", image=[data, data])  # as pandas writes pictures that were read
+    write(tmp_path / "lists" / "e.parquet", path=["mine.webp"], image=[data])
+    turned = pyarrow.struct({"path": pyarrow.string(), "bytes": pyarrow.large_binary()})
+    images = pyarrow.array([{"bytes": data, "path": "a.webp"}], turned)
+    write(tmp_path / "lists" / "f.parquet", path=["x"], image=images)
+    write(tmp_path / "lists" / "_notes" / "g.parquet", bytes=[data])
     found = open_source([str(tmp_path / "lists")])
-    assert len(found) == 9
+    assert len(found) == 13
     assert names(found) == [
         *(f"a.parquet#{row}" for row in range(4)),
         "mine.webp",
@@ -171,6 +179,7 @@ def test_a_folder_of_tables_holds_bytes(photos: Path, tmp_path: Path) -> None:
         "hugging.webp",
         "c.parquet#1",
         str(photos / "z.webp"),
+        *("d.parquet#0", "d.parquet#1", "mine.webp", "a.webp"),
     ]
     assert all_read(found)
 
@@ -230,6 +239,19 @@ def test_two_pictures_of_one_name_are_refused(photos: Path, tmp_path: Path) -> N
     (tmp_path / "other.txt").write_text("z.webp\n")
     with pytest.raises(InputError, match=r"two pictures are called 'z\.webp'"):
         open_source([str(photos / "list.txt"), str(tmp_path / "other.txt")])
+
+
+def test_archives_whose_pictures_share_names_are_told_apart_when_they_are_given_themselves(tmp_path: Path) -> None:
+    archives = [tmp_path / "shards" / f"{number}.tar" for number in range(2)]
+    archives[0].parent.mkdir()
+    (tmp_path / "0.png").write_bytes(b"a picture")
+    for path in archives:
+        with tarfile.open(path, "w") as archive:
+            archive.add(tmp_path / "0.png", "0.png")
+    with pytest.raises(InputError, match=r"called '0\.png', in .*0\.tar and .*1\.tar; give the archives themselves"):
+        open_source([str(archives[0].parent)])
+    names = [entry.name for entry in open_source(list(map(str, archives))).entries]
+    assert names == [f"{path.as_posix()}:0.png" for path in archives]
 
 
 @pytest.mark.parametrize(

@@ -150,8 +150,8 @@ def learn(
 
     on_error = skipped.append if skip_bad else refuse
     teach(tagger, shown, complete=complete, no_words=no_words, on_error=on_error)
+    new = sorted(set(tagger.definitions_) - known)  # before saving, which brings what other processes taught meanwhile
     tagger.save(bank)
-    new = sorted(set(tagger.definitions_) - known)
     tell_meanings(bank, tagger, new)
     warn_of_names(bank, tagger, {name for each in shown for name in each.labels})
     for reason in skipped:

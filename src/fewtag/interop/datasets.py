@@ -15,7 +15,7 @@ from xml.sax.saxutils import quoteattr
 from fewtag import __version__
 from fewtag.errors import InputError
 from fewtag.files import digest, read_json, write_atomically
-from fewtag.pictures.decode import open_encoded
+from fewtag.pictures.decode import read_header
 from fewtag.pictures.files import Picture, is_image_name
 from fewtag.tagger.stream import Tagged
 from fewtag.tagging.examples import Shown, clean_label, name_in, read_tagged, tagged_folder
@@ -127,11 +127,7 @@ def _copy(source: Path, target: Path) -> None:
 
 def _fiftyone(given: Set) -> dict[str, Any]:
     """For `fo.Dataset.from_dir(…, fo.types.FiftyOneImageClassificationDataset)`: pictures stay where they are."""
-    if given.rows and not any(os.path.lexists(given.path(row)) for row in given.rows):
-        raise InputError(
-            f"there is no {given.path(given.rows[0])}, nor another picture of the table; give their folder by --root "
-            "(what lies in an archive, and a detector's boxes, are no files that a data set could name)"
-        )
+    _check_files(given)
     labels = {
         str(given.path(row)): [
             {"label": tag} | ({"confidence": row.scores[tag]} if tag in row.scores else {}) for tag in row.tags
@@ -141,8 +137,18 @@ def _fiftyone(given: Set) -> dict[str, Any]:
     return {"labels.json": {"classes": given.labels, "labels": labels}}
 
 
+def _check_files(given: Set) -> None:
+    """Refuses a data set that names its pictures if none of them is a file."""
+    if given.rows and not any(os.path.lexists(given.path(row)) for row in given.rows):
+        raise InputError(
+            f"there is no {given.path(given.rows[0])}, nor another picture of the table; give their folder by --root "
+            "(what lies in an archive, and a detector's boxes, are no files that a data set could name)"
+        )
+
+
 def _label_studio(given: Set) -> dict[str, Any]:
     """Tasks to import, each with its tags as a prediction, and the labelling interface for them."""
+    _check_files(given)
     version = f"fewtag {__version__}"
     tasks = []
     for row in given.rows:
@@ -160,11 +166,11 @@ def _label_studio(given: Set) -> dict[str, Any]:
 
 
 def _coco(given: Set) -> dict[str, Any]:
-    """Annotations of whole pictures, without a box unless `boxes` is set."""
+    """Annotations of whole pictures, upright as viewers show them, without a box unless `boxes` is set."""
     numbers = {label: number for number, label in enumerate(given.labels, 1)}
     images, annotations = [], list[dict[str, Any]]()
     for number, row in enumerate(given.rows, 1):
-        width, height = open_encoded(Picture(given.path(row)).read(), row.image).size
+        width, height, _ = read_header(Picture(given.path(row)).read(), row.image)
         images.append({"id": number, "file_name": row.image, "width": width, "height": height})
         for tag in row.tags:
             facts: dict[str, Any] = {"id": len(annotations) + 1, "image_id": number, "category_id": numbers[tag]}

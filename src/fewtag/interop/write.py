@@ -337,7 +337,7 @@ def _take_place(each: Change, part: Path, undone: Path | None, said: str) -> str
             paths = (str(picture), part.name)
             mine = (line for line in said.splitlines() if " - " not in line or any(path in line for path in paths))
             why = next(mine, "")
-            reason = " ".join(why.split())[:200] or "it wrote nothing"
+            reason = " ".join(why.split())[:200] or "this version of it writes no such files"
             return f"exiftool cannot write into {each.image} ({reason}); {instead}"
         original = picture.read_bytes()
         if undone is not None and (not undone.exists() or undone.read_bytes() != original):

@@ -156,9 +156,10 @@ def cached_places(model: Model, folder: str | os.PathLike[str] | None) -> Iterat
         yield None
         return
     network = model.header["network"]
-    what = f"model {model.name}: {network.get('name', 'network')}, {model.size} × {model.size} pixels"
     decoders = pillow_version, _heif_version(), str(DECODING)
     key = digest(model.space_key, model.network.likely_device, *decoders)
+    # with some of the key, so that what another version left is told apart
+    what = f"model {model.name} {key[:6]}: {network.get('name', 'network')}, {model.size} × {model.size} pixels"
     with Cache(Path(folder)) as opened:
         yield opened.arrays("places", what, key, (model.places, *model.space.basis.shape[1:]), "float16")
 

@@ -7,7 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from fewtag.errors import InputError, plural
@@ -193,8 +193,13 @@ def name_in(folder: Path, image: str) -> str:
     name = picture_name(image)
     if name.isascii() and "\\" not in image:
         return name
-    spellings = (image, name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))
-    return next((each for each in spellings if os.path.lexists(folder / each)), name)
+    if os.path.lexists(folder / image):
+        return image
+    found = PurePosixPath()
+    for part in PurePosixPath(name).parts:  # a folder and what is in it may come from different computers
+        spellings = (part, *(unicodedata.normalize(form, part) for form in ("NFC", "NFD")))
+        found /= next((each for each in spellings if os.path.lexists(folder / found / each)), part)
+    return found.as_posix()
 
 
 def _said(path: Path, row: "Row", written: Collection[str]) -> tuple[frozenset[str], frozenset[str]]:
@@ -334,16 +339,23 @@ def _read_facts(path: Path) -> Iterator[Row]:
             cells = {folded(key): value for key, value in reversed(row.items())}
             image = next(cells[name] for name in COLUMNS["image"].split() if cells.get(name))
             labels = next((cells[name] for name in COLUMNS["labels"].split() if name in cells), None)
-            named, absent = (
-                split_labels(path, number, some) if isinstance(some, str) else [*map(str, some or ())]
-                for some in (labels, cells.get(ABSENT))
-            )
+            named, absent = (_names(path, number, some) for some in (labels, cells.get(ABSENT)))
             scores = {str(label): float(score) for label, score in dict(cells.get("scores") or {}).items()}
         except InputError:
             raise
         except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError) as error:
             raise InputError(f"{path} line {number} is no row with image and tags; mend or remove it") from error
         yield Row.of(number, str(image), named, absent, scores)
+
+
+def _names(path: Path, line: int, some: Any) -> list[str]:
+    """A row's labels, joined or in a list; refuses others, such as a mapping, which may say of some that they are not
+    shown."""
+    if isinstance(some, str):
+        return split_labels(path, line, some)
+    if some and not (isinstance(some, list) and all(isinstance(name, str | int) for name in some)):
+        raise InputError(f'{path} line {line} has labels that are no list of names, such as ["dog", "sofa"]; mend it')
+    return [*map(str, some or ())]
 
 
 def _read_cells(path: Path) -> Iterator[Row]:

@@ -63,8 +63,11 @@ def _sizes(file: "ParquetFile") -> tuple[int, ...]:
 def _columns(url: str, schema: Any) -> list[str]:
     """The columns to read: bytes, with a name if there is one, or a path, or Hugging Face's struct of both."""
     names = [name for name in _PATHS if name in schema.names]
-    if "image" in names and str(schema.field("image").type).startswith("struct<bytes: binary"):
+    kind = str(schema.field("image").type) if "image" in names else ""
+    if kind.startswith("struct"):
         return ["image"]
+    if "binary" in kind:  # the bytes themselves
+        return names
     if "bytes" in schema.names:
         return ["bytes", *names[-1:]]
     if names:
@@ -75,6 +78,8 @@ def _columns(url: str, schema: Any) -> list[str]:
 
 def _rows(url: str, columns: dict[str, Sequence[Any]], first: int) -> list[Item]:
     """Items for rows of a table: `image` or `path` is the picture's name if there are bytes, else its path."""
+    if any(isinstance(cell, bytes) for cell in columns.get("image", ())):
+        columns = {"bytes": columns["image"]} | {name: cells for name, cells in columns.items() if name == "path"}
     folder, _, table = (url if is_url(url) else PurePath(url).as_posix()).rpartition("/")
     nameless = [f"{table}#{first + number}" for number in range(len(next(iter(columns.values()))))]
     given: Sequence[Any] = next((columns[name] for name in _PATHS if name in columns), nameless)

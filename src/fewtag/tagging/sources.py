@@ -165,8 +165,9 @@ def open_source(sources: Sequence[str]) -> Source:
         raise InputError("pictures and Parquet tables cannot be tagged in one run; give them to a run each")
     named: dict[str, Entry] = {}
     for entry in entries:
-        if named.get(entry.name, entry).location != entry.location:
-            raise InputError(f"two pictures are called {entry.name!r}; tag their folders in a run each")
+        if (other := named.get(entry.name, entry).location) != entry.location:
+            apart = "give the archives themselves" if other.endswith(".tar") else "tag their folders in a run each"
+            raise InputError(f"two pictures are called {entry.name!r}, in {other} and {entry.location}; {apart}")
         named[entry.name] = entry
     found = Source(list(named.values()), tables, [absolute(source) for source in sources])
     if not len(found):
@@ -294,10 +295,12 @@ def _remote(source: str) -> Source:
         if not alone and not path.startswith(f"{top}/"):  # a page may link elsewhere
             continue
         url, stamp = system.unstrip_protocol(path), [str(facts[key]) for key in _STAMPS if facts.get(key) is not None]
-        name = unescape(path.rsplit("/", 1)[1] if alone else path.removeprefix(f"{top}/"))
+        # the address of a single file may be signed
+        plain = path.partition("?")[0] if alone and source.startswith("http") else path
+        name = unescape(plain.rsplit("/", 1)[1] if alone else path.removeprefix(f"{top}/"))
         if (problem := _why_unreadable(name)) is not None:
             entries.append(Entry(name, url, stamp, problem=problem))
-        elif path.endswith(".parquet") and not _is_note(path.removeprefix(top)):
+        elif plain.endswith(".parquet") and not _is_note(path.removeprefix(top)):
             tables[url] = stamp
     if any(not entry.problem for entry in entries):
         return Source(sorted(_without_raws(entries), key=lambda entry: entry.name))

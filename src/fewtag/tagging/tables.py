@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import unicodedata
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -338,7 +339,8 @@ def picture_name(image: str) -> str:
 
 
 def picture_mark(image: str) -> str:
-    return digest(picture_name(image))[:12]
+    """A short digest of a picture's name, the same however its accents are spelt."""
+    return digest(unicodedata.normalize("NFC", picture_name(image)))[:12]
 
 
 def _refuse_other_table(out: Path, about: Mapping[str, Any]) -> None:
