@@ -403,7 +403,7 @@ def _export_graph(
     bank: Path, folder: Path, check: Path | None, *, fixed: bool, int8: bool, force: bool, as_json: bool
 ) -> None:
     from fewtag.files import format_size
-    from fewtag.tagger.export import GRAPH, INT8, LABELS
+    from fewtag.tagger.export import FIXED, GRAPH, INT8
     from fewtag.tagger.export import export as export_tagger
     from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.sources import open_source
@@ -417,18 +417,12 @@ def _export_graph(
         print(json.dumps({"bank": str(bank), "folder": str(folder), **asdict(done)}))
         return
     seen = f"random pixels and {done.pictures} pictures" if done.pictures else "random pixels"
-    if fixed:
-        for name, size in done.sizes.items():
-            typer.echo(f"{folder / name}: {format_size(size)}, {done.labels} labels, written")
-        typer.echo(f"greatest difference {done.difference:.1g} on {seen}")
-        return
     fate = "of the same model, kept as it is" if done.kept else "written"
-    typer.echo(f"{folder / LABELS}: {done.labels} labels, {format_size(done.sizes[LABELS])}, written")
-    typer.echo(
-        f"{folder / GRAPH}: {format_size(done.sizes[GRAPH])}, {fate}; "
-        f"greatest difference {done.difference:.1g} on {seen}"
-    )
+    told = dict.fromkeys((GRAPH, FIXED), f"{fate}; greatest difference {done.difference:.1g} on {seen}")
     if done.int8_difference is not None:
         expected = f"greatest difference {done.int8_difference:.1g}, which int8 is expected to make"
-        said = f"the same as {GRAPH}, whose products are in int8 already" if done.int8_is_same else expected
-        typer.echo(f"{folder / INT8}: {format_size(done.sizes[INT8])}, written; {said}")
+        same = f"the same as {GRAPH}, whose products are in int8 already"
+        told[INT8] = f"written; {same if done.int8_is_same else expected}"
+    for name, size in done.sizes.items():
+        labels = "" if name in told else f"{done.labels} labels, "
+        typer.echo(f"{folder / name}: {labels}{format_size(size)}, {told.get(name, 'written')}")
