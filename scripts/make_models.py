@@ -72,8 +72,8 @@ class Fitting:
 
     def solved(self, sight: Sight) -> Solved:
         pooled, _ = encode(*sight, self.images.pictures, np.arange(0), self.device, begin)
-        labels, targets = self.images.labels, self.images.targets
-        return solve(BasePictures(labels, self.packs.names(labels), targets, pooled, self.chances))
+        words, targets = self.packs.names(self.images.labels), self.images.targets
+        return solve(BasePictures(words, targets, pooled, self.chances))
 
     def calibrated(self, sight: Sight, solved: Solved) -> tuple[NameEvidence, Calibration]:
         """On the validation labels, in plain pictures and in crowded ones."""

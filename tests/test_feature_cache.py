@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import takewhile
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -95,8 +96,8 @@ def test_rows_come_back_as_they_went_in_also_to_another_cache_later(tmp_path: Pa
 
 
 def test_opening_and_asking_make_no_folder(tmp_path: Path) -> None:
-    with CacheUpkeep(tmp_path / "none") as cache:
-        assert cache.arrays(*FACTS).get_many([digest(0)]) == [None]
+    with closing(CacheUpkeep(tmp_path / "none")) as cache:
+        assert open_space(tmp_path / "none").get_many([digest(0)]) == [None]
         assert (cache.contents(), cache.size, cache.prune(0), cache.check(), cache.clear()) == ([], 0, 0, 0, 0)
     assert list(tmp_path.iterdir()) == []
 
@@ -197,12 +198,12 @@ def test_the_file_never_takes_more_than_its_limit(tmp_path: Path) -> None:
 def test_prune_gives_the_disk_back(tmp_path: Path) -> None:
     put(open_space(tmp_path), range(60))
     use(tmp_path, range(30), 1000.0)
-    with CacheUpkeep(tmp_path) as cache:
+    with closing(CacheUpkeep(tmp_path)) as cache:
         before = cache.size
         freed = cache.prune(30 * ROW)
         assert freed == before - cache.size
         assert cache.size <= 30 * ROW + 8 * PAGE_BYTES
-        kept = held(cache.arrays(*FACTS), range(60))
+    kept = held(open_space(tmp_path), range(60))
     assert set(kept) <= set(range(30, 60))
     assert len(kept) > 15
 
@@ -316,7 +317,7 @@ def test_rows_survive_a_process_that_died_while_the_log_was_copied_into_the_file
 def test_whoever_has_a_cleared_cache_open_goes_on(tmp_path: Path) -> None:
     space = open_space(tmp_path)
     put(space, range(30))
-    with CacheUpkeep(tmp_path) as other:
+    with closing(CacheUpkeep(tmp_path)) as other:
         assert other.clear() > 30 * ROW // 2, "emptied, since it is in use"
         assert other.contents() == []
     put(space, [1])
@@ -359,7 +360,7 @@ def test_every_row_can_be_checked(tmp_path: Path) -> None:
     change(tmp_path, "UPDATE contents SET content = zeroblob(20000) WHERE id IN (3, 7)")
     change(tmp_path, "UPDATE rows SET space = 99 WHERE id = 9")
     told: list[int] = []
-    with CacheUpkeep(tmp_path) as cache:
+    with closing(CacheUpkeep(tmp_path)) as cache:
         used = [contents.used for contents in cache.contents()]
         assert (cache.check(told.append), sum(told), len(cache)) == (3, 20, 17)
         assert [contents.used for contents in cache.contents()] == used, "to check rows is not to use them"
@@ -452,7 +453,7 @@ def test_another_programs_database_is_never_touched(tmp_path: Path, warned: list
     put(space, [1])
     assert held(space, [1]) == []
     assert ["another program's database" in message for message in warned] == [True]
-    with CacheUpkeep(tmp_path) as cache:
+    with closing(CacheUpkeep(tmp_path)) as cache:
         for action in (cache.contents, cache.check, cache.clear, lambda: cache.prune(0)):
             with pytest.raises(InputError, match=r"another program's database; name another"):
                 action()

@@ -22,29 +22,24 @@ class Contents(NamedTuple):
     used: float
 
 
-class CacheUpkeep(Cache):
+class CacheUpkeep:
     """A folder's cache and its private one, for maintenance: failures raise InputError instead of a warning."""
 
-    def __init__(self, folder: Path, limit: int | None = None) -> None:
-        self._thumbnails = Cache(folder, private=True)
-        super().__init__(folder, limit)
-
-    @property
-    def _both(self) -> tuple[Cache, Cache]:
-        return self, self._thumbnails
+    def __init__(self, folder: Path) -> None:
+        self._both = Cache(folder), Cache(folder, private=True)
 
     def close(self) -> None:
-        super().close()
-        self._thumbnails.close()
+        for each in self._both:
+            each.close()
 
     def __len__(self) -> int:
         count = "SELECT count(*) FROM rows"
         return sum(_run(each, lambda connection: number(connection, count)) or 0 for each in self._both)
 
     @property
-    def sizes(self) -> tuple[int, int]:
+    def sizes(self) -> tuple[int, ...]:
         """Bytes of features and of thumbnails on disk, including the write-ahead logs."""
-        return _size(self), _size(self._thumbnails)
+        return tuple(map(_size, self._both))
 
     @property
     def size(self) -> int:

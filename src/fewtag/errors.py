@@ -4,6 +4,8 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from importlib import import_module
+from types import ModuleType
 
 
 class InputError(ValueError):
@@ -62,6 +64,15 @@ class UnknownWordError(InputError):
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str, tuple[str, ...]]]:
         return type(self), (self.label, self.unknown, self.table, self.nearest)
+
+
+def import_extra(module: str, what: str, extra: str) -> ModuleType:
+    """Imports a module of an extra; refuses `what`, which needs it, where it is not installed."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise InputError(f'{what} needs {package}; install it with: pip install "fewtag[{extra}]"') from error
 
 
 def first_line(error: Exception) -> str:

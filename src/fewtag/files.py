@@ -92,6 +92,17 @@ def make_folder(folder: Path) -> None:
         raise InputError(f"cannot make the folder {folder}: {error.strerror}; {way_out}") from error
 
 
+def check_writable(path: Path) -> None:
+    """Refuses a file that could not be written, before the work rather than after it; leaves nothing behind."""
+    from tempfile import TemporaryFile  # imported here: few commands need it
+
+    try:
+        with TemporaryFile(dir=next(each for each in Path(os.path.realpath(path)).parents if each.exists())):
+            pass
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; name another folder") from error
+
+
 @contextmanager
 def locked(path: Path, seconds: float = LOCK_SECONDS, what: Path | None = None) -> Iterator[None]:
     """A lock between processes on the file `path`, for which other processes wait. `what` is its name in messages.

@@ -217,7 +217,7 @@ def test_an_absent_package_is_named_with_what_to_install(cli: Cli, bank: Path, m
     monkeypatch.setitem(sys.modules, "onnx", None)
     said = cli("export", bank, "pets-onnx")
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert 'exporting needs the package onnx; run: pip install "fewtag[export]"' in said.err
+    assert 'exporting needs onnx; install it with: pip install "fewtag[export]"' in said.err
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def test_cocos_sizes_and_boxes_are_those_of_the_picture_as_it_is_shown(cli: Cli)
 
 @pytest.mark.usefixtures("tagged")
 @pytest.mark.parametrize("form", ["imagefolder", "fiftyone", "label-studio", "coco"])
-def test_what_is_written_is_learnt_again(cli: Cli, tiny_model: Path, form: str) -> None:
+def test_what_is_written_is_learnt_again_and_checked_by(cli: Cli, tiny_model: Path, form: str) -> None:
     content = exported(cli, form) if form != "imagefolder" else cli("export", "tags.jsonl", "out", "--as", form)
     source = {"imagefolder": "metadata.jsonl", "fiftyone": "labels.json", "coco": "annotations.json"}.get(
         form, "tasks.json"
@@ -203,6 +203,8 @@ def test_what_is_written_is_learnt_again(cli: Cli, tiny_model: Path, form: str) 
     assert said.code == 0, said.err
     assert cli("learn", "table.fewtag", "tags.jsonl", "--all-rows", "--model", tiny_model).code == 0
     assert same_classifiers(Tagger.load("again.fewtag"), Tagger.load("table.fewtag"))
+    checked = cli("check", "again.fewtag", Path("out") / source, "--root", "photos", "--json")
+    assert json.loads(checked.out)["pictures"] == len(Path("tags.jsonl").read_text().splitlines())
 
 
 def test_what_fiftyone_exports_itself_is_learnt(cli: Cli, tiny_model: Path) -> None:

@@ -106,8 +106,8 @@ CASES: dict[str, Case] = {
     ),
     "unknown run": (nothing, ("--only", "protonte"), "has no run 'protonte'; did you mean 'protonet'"),
     "unknown accelerator": (nothing, ("--accelerator", "tpu"), "--accelerator tpu is not offered; choose one of auto"),
-    "unwritable out": (block, ("--out", "blocked/results"), "cannot make the folder blocked/results/recipe: "),
-    "out is a file": (block, ("--out", "blocked"), "cannot make the folder blocked/recipe: "),
+    "unwritable out": (block, ("--out", "blocked/results"), "cannot write blocked/results/recipe/protonet: "),
+    "out is a file": (block, ("--out", "blocked"), "cannot write blocked/recipe/protonet: "),
     "unwritable runs": (
         block,
         ("--only", "attention", "--runs", "blocked"),

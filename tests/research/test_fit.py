@@ -199,13 +199,12 @@ def test_a_fold_knows_nothing_of_the_labels_it_is_judged_on() -> None:
     targets = random.random((40, 10)) < 0.2
     base = BasePictures(
         list("abcdefghij"),
-        list("abcdefghij"),
         targets,
         random.normal(size=(40, 6)).astype(np.float32),
         random.random((40, 1000)).astype(np.float32),
     )
     kept = base.without([2, 5])
-    assert kept.labels == list("abdeghij")
+    assert kept.words == list("abdeghij")
     assert len(kept.features) == (~targets[:, [2, 5]].any(axis=1)).sum()
     assert len(solve(kept).prototypes) == 8 + 1000
 

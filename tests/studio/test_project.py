@@ -311,20 +311,6 @@ def test_a_newer_project_is_refused(project: Project) -> None:
         Project(project.folder)
 
 
-def test_an_older_project_is_copied_and_then_moved_forward(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    say(project, "p", define(project, "heron"))
-    project.close()
-    monkeypatch.setattr(module, "VERSION", 2)
-    steps = ("ALTER TABLE folder ADD COLUMN note TEXT", "PRAGMA user_version = 2")
-    monkeypatch.setattr(module, "MIGRATIONS", (steps,))
-    moved = Project(project.folder)
-    assert state(moved.fold) == {"heron": {"p": "yes"}}
-    assert moved.select("SELECT note FROM folder") == []
-    with sqlite3.connect(project.folder / f"{FILE}.version-1") as copy:
-        assert copy.execute("SELECT count(*) FROM answer").fetchone() == (1,)
-        assert copy.execute("PRAGMA user_version").fetchone() == (1,)
-
-
 def test_a_backup_is_a_project(project: Project, tmp_path: Path) -> None:
     say(project, "p", define(project, "heron"))
     target = tmp_path / "elsewhere" / FILE

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -147,7 +147,7 @@ def _table_is_whole(place: Path) -> None:
 
 def _cache_is_sound(place: Path) -> None:
     if (place / "fewtag" / FILE).exists():
-        with CacheUpkeep(place / "fewtag") as cache:
+        with closing(CacheUpkeep(place / "fewtag")) as cache:
             if damaged := cache.check():
                 raise TornError(f"{damaged} rows of the cache are damaged")
 

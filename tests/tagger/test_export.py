@@ -21,7 +21,6 @@ from fewtag.tagger.export import (
     NAMES,
     differences,
     export,
-    export_fixed,
     graph_key,
     key_of,
     label_table,
@@ -119,12 +118,12 @@ def test_a_file_that_no_export_wrote_is_not_replaced_without_force(pets: Tagger,
 def test_names_that_a_person_changed_are_not_replaced_without_force(pets: Tagger, tmp_path: Path) -> None:
     (tmp_path / NAMES).write_text("dog\n")
     with pytest.raises(InputError, match="exists and is not what fewtag wrote there"):
-        export_fixed(pets, tmp_path)
-    export_fixed(pets, tmp_path, force=True)
-    export_fixed(pets.define("zebra"), tmp_path)
+        export(pets, tmp_path, fixed=True)
+    export(pets, tmp_path, fixed=True, force=True)
+    export(pets.define("zebra"), tmp_path, fixed=True)
     (tmp_path / NAMES).write_text("Katze\nHund\nSofa\nZebra\n")
     with pytest.raises(InputError, match="exists and is not what fewtag wrote there"):
-        export_fixed(pets, tmp_path)
+        export(pets, tmp_path, fixed=True)
     assert (tmp_path / NAMES).read_text().startswith("Katze")
 
 

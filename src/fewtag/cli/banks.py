@@ -1,9 +1,7 @@
 """Commands that teach a bank, and list what it knows."""
 
-import os
 import shlex
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -179,7 +177,7 @@ def read_shown(
     Rows that are unchanged since `tag` wrote them say what the tagger thinks, not what a person saw, and would
     perpetuate its mistakes: they are left out, unless `all_rows` says that a person looked at them.
     """
-    from fewtag.tagging.examples import read_examples, without_guesses
+    from fewtag.tagging.examples import read_examples
 
     sets = [each for each in sources if each.suffix.lower() == ".json"]
     if sets and len(sets) < len(sources):
@@ -189,12 +187,14 @@ def read_shown(
 
         return [example for each in sets for example in read_set(each, root, complete=complete)]
     shown = read_examples(sources, labels, root, absent=absent, complete=complete)
-    own, told = without_guesses(shown)
-    if all_rows or not told:
+    own = [each for each in shown if not each.guessed]
+    if all_rows or len(own) == len(shown):
         return shown
+    left_out = len(shown) - len(own)
+    told = f"{plural(left_out, 'row')} as `fewtag tag` wrote {'it' if left_out == 1 else 'them'}"
     if not own:
         raise InputError(f"the table has nothing but {told}; mend it, or say --all-rows if you looked at all")
-    note(f"left out {told}; --all-rows learns these too, if you looked at them")
+    note(f"left out {told}; --all-rows takes these too, if you looked at them")
     return own
 
 
@@ -446,16 +446,12 @@ def upgrade(
 
 
 def check_writable(bank: Path) -> None:
-    """Refuses a bank that cannot be saved before the work rather than after it; leaves nothing behind."""
+    """Refuses a bank that cannot be saved, before the work."""
+    from fewtag import files
     from fewtag.tagger.bank_file import refuse_derived
 
     refuse_derived(bank)
-    try:
-        folder = next(each for each in Path(os.path.realpath(bank)).parents if each.exists())
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(f"cannot write {bank}: {error.strerror}; name another folder") from error
+    files.check_writable(bank)
 
 
 def warn_of_case(names: set[str]) -> None:

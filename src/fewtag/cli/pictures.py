@@ -220,7 +220,10 @@ def _to_terminal(
 def check(
     bank: Bank,
     truth: Annotated[
-        Path, typer.Argument(metavar="TRUTH", help="Pictures with all they show: a CSV, or a folder per label.")
+        Path,
+        typer.Argument(
+            metavar="TRUTH", help="Pictures with all they show: a CSV, a folder per label, or a data set's JSON."
+        ),
     ],
     root: Root = None,
     all_rows: Annotated[
@@ -253,10 +256,10 @@ def check(
 
     Example: fewtag check pets.fewtag truth.csv
     """
-    from fewtag.cli.banks import check_writable
+    from fewtag.cli.banks import check_writable, read_shown
     from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.check import check_bank, priors_of
-    from fewtag.tagging.examples import missing, read_examples, without_guesses
+    from fewtag.tagging.examples import missing
     from fewtag.tagging.run import Options
 
     setting = set_thresholds or set_priors
@@ -265,15 +268,9 @@ def check(
     if setting:
         check_writable(bank)
     asked, kept = read_prior(prior or ("bank" if setting else "estimate")), cache_folder(cache, no_cache)
-    shown = read_examples([truth], root=root, complete=True)
+    shown = read_shown([truth], (), (), root, complete=True, all_rows=all_rows)
     if not skip_bad and (error := missing(shown)):
         raise InputError(f"{error} (--skip-bad leaves out what cannot be read)")
-    own, guesses = without_guesses(shown)
-    if not own and not all_rows:
-        raise InputError(f"{truth} is as `fewtag tag` wrote it, no truth; mend it, or give --all-rows if it is right")
-    if guesses and not all_rows:
-        shown = own
-        note(f"left out {guesses}; --all-rows counts these too, if they are right")
     tagger = Tagger.load(bank)
     with Bars() as bars:
         priors = priors_of(shown, tagger, Options(prior=asked, cache=kept), bars.begin)
@@ -406,7 +403,7 @@ def _export_graph(
     bank: Path, folder: Path, check: Path | None, *, fixed: bool, int8: bool, force: bool, as_json: bool
 ) -> None:
     from fewtag.files import format_size
-    from fewtag.tagger.export import GRAPH, INT8, LABELS, export_fixed
+    from fewtag.tagger.export import FIXED, GRAPH, INT8
     from fewtag.tagger.export import export as export_tagger
     from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.sources import open_source
@@ -415,26 +412,17 @@ def _export_graph(
     compared = [] if check is None else [entry.item().image for entry in open_source([str(check)]).entries]
     with Bars() as bars:
         advance = bars.begin("comparing", len(compared)) if compared else lambda _count: None
-        if fixed:
-            done = export_fixed(tagger, folder, pictures=compared, advance=advance, force=force)
-        else:
-            done = export_tagger(tagger, folder, int8=int8, pictures=compared, advance=advance, force=force)
+        done = export_tagger(tagger, folder, fixed=fixed, int8=int8, pictures=compared, advance=advance, force=force)
     if as_json:
         print(json.dumps({"bank": str(bank), "folder": str(folder), **asdict(done)}))
         return
     seen = f"random pixels and {done.pictures} pictures" if done.pictures else "random pixels"
-    if fixed:
-        for name, size in done.sizes.items():
-            typer.echo(f"{folder / name}: {format_size(size)}, {done.labels} labels, written")
-        typer.echo(f"greatest difference {done.difference:.1g} on {seen}")
-        return
     fate = "of the same model, kept as it is" if done.kept else "written"
-    typer.echo(f"{folder / LABELS}: {done.labels} labels, {format_size(done.sizes[LABELS])}, written")
-    typer.echo(
-        f"{folder / GRAPH}: {format_size(done.sizes[GRAPH])}, {fate}; "
-        f"greatest difference {done.difference:.1g} on {seen}"
-    )
+    told = dict.fromkeys((GRAPH, FIXED), f"{fate}; greatest difference {done.difference:.1g} on {seen}")
     if done.int8_difference is not None:
         expected = f"greatest difference {done.int8_difference:.1g}, which int8 is expected to make"
-        said = f"the same as {GRAPH}, whose products are in int8 already" if done.int8_is_same else expected
-        typer.echo(f"{folder / INT8}: {format_size(done.sizes[INT8])}, written; {said}")
+        same = f"the same as {GRAPH}, whose products are in int8 already"
+        told[INT8] = f"written; {same if done.int8_is_same else expected}"
+    for name, size in done.sizes.items():
+        labels = "" if name in told else f"{done.labels} labels, "
+        typer.echo(f"{folder / name}: {labels}{format_size(size)}, {told.get(name, 'written')}")

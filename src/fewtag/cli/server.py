@@ -14,7 +14,7 @@ import typer
 
 from fewtag.cli.pictures import cache_folder
 from fewtag.cli.terminal import AsJson, Cache, Device, ModelName, NoCache, WordSource
-from fewtag.errors import InputError, plural
+from fewtag.errors import InputError, import_extra, plural
 
 if TYPE_CHECKING:
     from fewtag.server.security import Guard, Settings
@@ -192,8 +192,7 @@ def mcp(
 
     Example: fewtag mcp holidays ~/Pictures/2024
     """
-    if find_spec("mcp") is None:
-        raise InputError('fewtag mcp needs a package more; install it with: pip install "fewtag[mcp]"')
+    import_extra("mcp", "fewtag mcp", "mcp")
     if not project.is_dir() and not pictures:
         raise InputError(f"there is no project {project}; name folders of pictures, and one is made of them")
     _check_new(project, pictures)

@@ -177,18 +177,15 @@ def paired_raws(paths: Sequence[PurePath]) -> frozenset[PurePath]:
     return frozenset(path for path in raws if (path.parent, path.stem.casefold()) in read)
 
 
-def walk_files(folder: Path) -> Iterator[tuple[str, os.DirEntry[str] | OSError]]:
+def walk_files(
+    folder: Path, prefix: str = "", above: frozenset[tuple[int, int]] = frozenset()
+) -> Iterator[tuple[str, os.DirEntry[str] | OSError]]:
     """All files below a folder, hidden ones too, by their names relative to it, with slashes.
 
     An entry that cannot be inspected is yielded as its OSError: a folder, whose name ends in a slash, or a link to
     itself. Links are followed, but not in circles, and neither hidden folders nor those of other programs are entered.
+    `prefix` and `above` are of the folders that this one lies in.
     """
-    yield from _walk_files(folder, "", frozenset())
-
-
-def _walk_files(
-    folder: Path, prefix: str, above: frozenset[tuple[int, int]]
-) -> Iterator[tuple[str, os.DirEntry[str] | OSError]]:
     try:
         status = folder.stat()
         if (status.st_dev, status.st_ino) in above:
@@ -210,7 +207,7 @@ def _walk_files(
         if not is_folder:
             yield name, entry
         elif not entry.name.startswith(".") and entry.name.lower() not in OTHERS_FOLDERS:
-            yield from _walk_files(folder / entry.name, f"{name}/", inside)
+            yield from walk_files(folder / entry.name, f"{name}/", inside)
 
 
 def _why_unreadable(entry: os.DirEntry[str], name: str) -> str | None:

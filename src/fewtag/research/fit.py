@@ -52,19 +52,18 @@ MOST_PLACES = 3000
 class BasePictures:
     """Base pictures: global features, what they show, and the probabilities of a classifier's classes."""
 
-    labels: Sequence[str]
     words: Sequence[str]
-    """The words by which the labels are looked up."""
+    """The labels, as they are looked up."""
     targets: NDArray[np.bool_]
     features: Features
     chances: NDArray[np.float32]
 
     def without(self, columns: Sequence[int]) -> "BasePictures":
         """The base pictures without these labels and without all pictures that show one of them."""
-        kept = [column for column in range(len(self.labels)) if column not in set(columns)]
+        kept = [column for column in range(len(self.words)) if column not in set(columns)]
         rows = ~self.targets[:, list(columns)].any(axis=1)
-        labels, words = ([side[column] for column in kept] for side in (self.labels, self.words))
-        return BasePictures(labels, words, self.targets[rows][:, kept], self.features[rows], self.chances[rows])
+        words = [self.words[column] for column in kept]
+        return BasePictures(words, self.targets[rows][:, kept], self.features[rows], self.chances[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +201,7 @@ def fit_model(
         quantised = int8 and quantise(made, facts, constants, pictures, begin)
         pooled, places = encode(made, facts, constants, pictures, rows, device, begin)
         chances = classify(pictures, begin) if chances is None else chances
-        base = BasePictures(names, names, targets, pooled, chances)
+        base = BasePictures(names, targets, pooled, chances)
         advance, held = begin("solving", FOLDS), []
         for fold in _cross_fit(base, places, rows, table):
             held.append(fold)
@@ -280,7 +279,7 @@ def _cross_fit(
     base: BasePictures, places: NDArray[np.float16], rows: NDArray[np.int64], table: WordTable
 ) -> Iterator[Held]:
     """Holds out a quarter of the labels at a time from a fit on the pictures that show none of them."""
-    for columns in _folds(len(base.labels)):
+    for columns in _folds(len(base.words)):
         solved = solve(base.without(columns))
         word_prototypes = solved.word_prototypes(table, [base.words[column] for column in columns])
         projected = solved.space.project(places.astype(np.float32))

@@ -6,6 +6,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import CancelledError
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -32,10 +33,6 @@ class Job:
     detail: str
     """Why it failed, in one sentence."""
     result: Any
-
-
-class CancelledError(Exception):
-    """Raised by a job's progress callback in its own thread, to end the work."""
 
 
 class Jobs:
@@ -65,7 +62,7 @@ class Jobs:
     def _run(self, number: str, work: Callable[[Progress], Any]) -> None:
         def progress(done: int, total: int) -> None:
             if number in self._cancelled:
-                raise CancelledError
+                raise CancelledError  # ends the work
             self._note(number, done=done, total=total)
 
         try:

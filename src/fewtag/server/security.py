@@ -15,7 +15,6 @@ import socket
 import stat
 import struct
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,10 +48,9 @@ HEADERS = {
 """Headers of every response; a route may set another cache-control."""
 SHORTEST_TOKEN = 32
 FAILURES, FAILURE_SECONDS = 10, 60.0
-"""The number of wrong tokens from one address within so many seconds, after which further ones must wait."""
+"""The number of wrong tokens within so many seconds, after which further ones must wait."""
 ONCE_SECONDS = 120.0
 """How long a browser may take to open the page that it was started with."""
-_ADDRESSES = 1_000
 _SLOWEST = 50_000
 """The fewest bytes per second at which a body must arrive, after 30 seconds of grace."""
 _GRACE = 30.0
@@ -207,7 +205,7 @@ class Guard:
         self.app, self.settings, self._observe = app, settings, observe
         self._token = hashlib.sha256(settings.token.encode()).digest()
         self._once: dict[bytes, float] = {}
-        self._failures: OrderedDict[str, list[float]] = OrderedDict()
+        self._failures: list[float] = []
         self.in_flight = 0
 
     def one_time_token(self) -> str:
@@ -280,7 +278,7 @@ class Guard:
                     return "bearer"
                 if found in self._once and _is_ours(scope) and time.monotonic() < self._once.pop(found):
                     return "bearer"
-            self._refuse_token(scope)
+            self._refuse_token()
         cookie = cookie_parser(headers.get("cookie", "")).get(self.settings.cookie) if cookies else None
         if cookie is None or not hmac.compare_digest(cookie.encode(), self.settings.session.encode()):
             return None
@@ -292,13 +290,11 @@ class Guard:
             )
         return "cookie"
 
-    def _refuse_token(self, scope: Scope) -> None:
+    def _refuse_token(self) -> None:
         """Refuses a wrong token; only wrong ones have to wait, so that guessing cannot lock out the right one."""
-        address, now = (scope.get("client") or ("",))[0], time.monotonic()
-        times = [each for each in self._failures.pop(address, []) if now - each < FAILURE_SECONDS]
-        self._failures[address] = [*times[-FAILURES:], now]
-        if len(self._failures) > _ADDRESSES:
-            self._failures.popitem(last=False)
+        now = time.monotonic()
+        times = [each for each in self._failures if now - each < FAILURE_SECONDS]
+        self._failures = [*times[-FAILURES:], now]
         if len(times) >= FAILURES:
             raise HTTPException(
                 429, "too many wrong tokens; wait a minute", {"Retry-After": str(round(FAILURE_SECONDS))}

@@ -130,12 +130,7 @@ def deliver(asked: bodies.Deliver, server: Server) -> Response:
 @router.get("/deliveries/{name}", response_class=FileResponse)
 def delivery(name: str, server: Server) -> Response:
     """A table that was delivered, by the name that its job told."""
-    path = server.studio.delivery(name)
-    return Response(
-        path.read_bytes(),
-        media_type="application/octet-stream",
-        headers={"Content-Disposition": f'attachment; filename="{path.name}"'},
-    )
+    return FileResponse(server.studio.delivery(name), media_type="application/octet-stream", filename=name)
 
 
 @router.get("/events", response_class=StreamingResponse)

@@ -52,8 +52,6 @@ _SCHEMA = (
     f"PRAGMA application_id = {_APPLICATION}",
     f"PRAGMA user_version = {VERSION}",
 )
-MIGRATIONS: tuple[tuple[str, ...], ...] = ()
-"""Statements that migrate from version 1 to 2, from 2 to 3 and so on; each sets its `user_version` last."""
 
 
 class PictureRow(NamedTuple):
@@ -161,8 +159,6 @@ class Project:
                 with _transaction(connection):
                     for statement in _SCHEMA:
                         connection.execute(statement)
-            elif version < VERSION:
-                self._migrate(connection, version)
             if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
                 self.notice = (
                     f"the project {self.folder} lies on a disk without shared memory; answers take longer there"
@@ -173,14 +169,6 @@ class Project:
         except BaseException:
             connection.close()
             raise
-
-    def _migrate(self, connection: sqlite3.Connection, version: int) -> None:
-        """Migrates an older file, forward only, after making a copy."""
-        _copy(connection, self.path.with_name(f"{FILE}.version-{version}"))
-        with _transaction(connection):
-            for steps in MIGRATIONS[version - 1 :]:
-                for statement in steps:
-                    connection.execute(statement)
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
@@ -342,15 +330,10 @@ def backup(folder: Path, path: Path) -> None:
     if path.exists():
         raise InputError(f"{path} exists; name another file for the copy")
     make_folder(path.parent)
-    with closing(sqlite3.connect(folder / FILE, timeout=BUSY_SECONDS)) as connection:
-        _copy(connection, path)
-
-
-def _copy(connection: sqlite3.Connection, path: Path) -> None:
     try:
-        path.unlink(missing_ok=True)
-        connection.execute("VACUUM INTO ?", (str(path),))
-    except (sqlite3.Error, OSError) as error:
+        with closing(sqlite3.connect(folder / FILE, timeout=BUSY_SECONDS)) as connection:
+            connection.execute("VACUUM INTO ?", (str(path),))
+    except sqlite3.Error as error:
         raise InputError(f"cannot copy the project to {path} ({error}); name another file") from error
 
 
@@ -358,10 +341,5 @@ def _copy(connection: sqlite3.Connection, path: Path) -> None:
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """A transaction, all or nothing; it waits for another writer at its beginning, not in its middle."""
     connection.execute("BEGIN IMMEDIATE")
-    try:
+    with connection:  # commits, or rolls back
         yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise

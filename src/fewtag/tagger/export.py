@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fewtag.core.calibration import sigmoid
 from fewtag.core.posterior import Strengths
-from fewtag.errors import InputError, first_line
+from fewtag.errors import InputError, first_line, import_extra
 from fewtag.files import digest, replacing
 from fewtag.pictures.decode import Pixels, squash, stack
 from fewtag.pictures.files import open_image
@@ -26,7 +26,7 @@ from fewtag.tagger.stream import BATCH
 from fewtag.tagger.tagger import Tagger
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import GraphProto, ModelProto
 
 GRAPH, INT8, LABELS = "tagger.onnx", "tagger-int8.onnx", "labels.npz"
 FIXED, NAMES = "fixed.onnx", "labels.txt"
@@ -63,6 +63,7 @@ def export(
     tagger: Tagger,
     folder: Path,
     *,
+    fixed: bool = False,
     int8: bool = False,
     pictures: Sequence[object] = (),
     advance: Callable[[int], None] = lambda _: None,
@@ -70,12 +71,15 @@ def export(
 ) -> Exported:
     """Writes graph and labels together, or nothing: a graph that disagrees with the tagger on any picture is refused.
 
-    A folder with files of these names that no export wrote is refused too, unless `force` is set.
+    With `fixed` the labels are in the graph. A folder with files of these names that no export wrote is refused too,
+    unless `force` is set.
     """
     _check_place(folder)
     labels = label_table(tagger)
     if not force:
-        _refuse_others(folder, [LABELS, GRAPH, *([INT8] if int8 else [])])
+        _refuse_others(folder, [NAMES, FIXED] if fixed else [LABELS, GRAPH, *([INT8] if int8 else [])])
+    if fixed:
+        return _write(tagger, folder, labels, _fixed(tagger.model, labels), pictures, advance)
     earlier = (folder / GRAPH).read_bytes() if (folder / GRAPH).is_file() else b""
     kept = key_of(earlier) == str(labels["graph"])
     graphs = {GRAPH: earlier if kept else make_graph(tagger.model)}
@@ -92,39 +96,27 @@ def export(
     return exported
 
 
-def export_fixed(
-    tagger: Tagger,
-    folder: Path,
-    *,
-    pictures: Sequence[object] = (),
-    advance: Callable[[int], None] = lambda _: None,
-    force: bool = False,
-) -> Exported:
+def _fixed(model: Model, labels: Table) -> dict[str, bytes]:
     """A graph from `pixels` to `probabilities` with the labels in it, and a text file of their names, one a line.
 
     Thresholds are in the graph's metadata under `thresholds`, the side of the square under `size`.
     """
-    _check_place(folder)
-    if not force:
-        _refuse_others(folder, [NAMES, FIXED])
     import onnx
     from onnx import numpy_helper
 
-    labels = label_table(tagger)
     if broken := [name for name in labels["names"].tolist() if len(name.splitlines()) > 1]:
         raise InputError(f"label {broken[0]!r} has a line break, but {NAMES} has a label a line; rename it")
-    proto = onnx.load_model_from_string(make_graph(tagger.model))
+    proto = onnx.load_model_from_string(make_graph(model))
     proto.graph.initializer.extend(numpy_helper.from_array(labels[name], name) for name in INPUTS[1:])
     del proto.graph.input[1:]
     for axis in (2, 3):
-        proto.graph.input[0].type.tensor_type.shape.dim[axis].dim_value = tagger.model.size
+        proto.graph.input[0].type.tensor_type.shape.dim[axis].dim_value = model.size
     proto.graph.output[0].type.tensor_type.shape.dim[1].dim_value = len(labels["names"])
-    facts = {"labels": labels["names"].tolist(), "thresholds": labels["thresholds"].tolist(), "size": tagger.model.size}
+    facts = {"labels": labels["names"].tolist(), "thresholds": labels["thresholds"].tolist(), "size": model.size}
     for key, value in facts.items():
         proto.metadata_props.add(key=key, value=json.dumps(value))
     onnx.checker.check_model(proto)
-    graph = proto.SerializeToString()
-    return _write(tagger, folder, labels, {NAMES: _lines(labels["names"]), FIXED: graph}, pictures, advance)
+    return {NAMES: _lines(labels["names"]), FIXED: proto.SerializeToString()}
 
 
 def _lines(names: Iterable[str]) -> bytes:
@@ -189,70 +181,63 @@ def graph_key(model: Model) -> str:
 def make_graph(model: Model) -> bytes:
     """The model's network with its space as constants, followed by the scoring of any number of labels."""
     import onnx
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import numpy_helper
 
-    proto = onnx.load(model.network.graph)
+    proto, scoring = onnx.load(model.network.graph), _scoring(model.strengths, model.space.size)
     graph = proto.graph
     for name, values in {"mean": model.space.mean, "basis": model.space.basis, **model.network.constants}.items():
         graph.initializer.append(numpy_helper.from_array(values, name))
     pixels = next(each for each in graph.input if each.name == "pixels")
     del graph.input[:]
     del graph.output[:]
-    shapes: dict[str, tuple[str | int, ...]] = dict.fromkeys(INPUTS[1:4], ("labels", model.space.size))
-    shapes |= dict.fromkeys(INPUTS[4:], ("labels",))
-    inputs = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items())
-    graph.input.extend([pixels, *inputs])
-    graph.output.append(helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["images", "labels"]))
-    nodes, constants = _scoring(model.strengths)
-    graph.node.extend(nodes)
-    graph.initializer.extend(constants)
+    graph.input.extend([pixels, *scoring.input[1:]])
+    graph.output.extend(scoring.output)
+    graph.node.extend(scoring.node)
+    graph.initializer.extend(scoring.initializer)
     del proto.metadata_props[:]
     proto.metadata_props.add(key=KEY, value=graph_key(model))
     onnx.checker.check_model(proto)
     return proto.SerializeToString()
 
 
-def _scoring(strengths: Strengths) -> tuple[list[Any], list[Any]]:
-    """`core.posterior.Classifiers.logits` and the calibration, as nodes; `places` is images × places × space."""
-    from onnx import helper, numpy_helper
+def _scoring(strengths: Strengths, size: int) -> "GraphProto":
+    """`core.posterior.Classifiers.logits` and the calibration, as a graph whose first input are the places."""
+    import onnx.parser
 
-    constants = [
-        numpy_helper.from_array(np.array(value, kind), name)
-        for name, value, kind in (
-            ("focus", strengths.query_focus, np.float32),
-            ("tiny", 1e-6, np.float32),
-            ("axis_places", [1], np.int64),
-        )
-    ]
-    steps: list[tuple[str, list[str], str, dict[str, Any]]] = [
-        # the whole image
-        ("ReduceMean", ["places"], "mean_place", {"axes": [1], "keepdims": 0}),
-        ("LpNormalization", ["mean_place"], "whole_image", {"axis": 1, "p": 2}),
-        ("Transpose", ["whole"], "turned_whole", {"perm": [1, 0]}),
-        ("MatMul", ["whole_image", "turned_whole"], "whole_score", {}),
-        # attention pooling of its places
-        ("Transpose", ["prototypes"], "turned_prototypes", {"perm": [1, 0]}),
-        ("MatMul", ["places", "turned_prototypes"], "likeness", {}),
-        ("ReduceL2", ["places"], "raw_lengths", {"axes": [2], "keepdims": 1}),
-        ("Max", ["raw_lengths", "tiny"], "lengths", {}),
-        ("Div", ["likeness", "lengths"], "cosines", {}),
-        ("Mul", ["cosines", "focus"], "attention_logits", {}),
-        ("Softmax", ["attention_logits"], "attention", {"axis": 1}),
-        ("Transpose", ["focused"], "turned_focused", {"perm": [1, 0]}),
-        ("MatMul", ["places", "turned_focused"], "along", {}),
-        ("Mul", ["attention", "along"], "attended", {}),
-        ("ReduceSum", ["attended", "axis_places"], "pooled_along", {"keepdims": 0}),
-        ("Transpose", ["attention"], "by_label", {"perm": [0, 2, 1]}),
-        ("MatMul", ["by_label", "places"], "pooled", {}),
-        ("ReduceL2", ["pooled"], "raw_pooled_length", {"axes": [2], "keepdims": 0}),
-        ("Max", ["raw_pooled_length", "tiny"], "pooled_length", {}),
-        ("Div", ["pooled_along", "pooled_length"], "focused_score", {}),
-        ("Add", ["focused_score", "whole_score"], "scores", {}),
-        ("Mul", ["scores", "slopes"], "steep", {}),
-        ("Add", ["steep", "offsets"], "logits", {}),
-        ("Sigmoid", ["logits"], OUTPUT, {}),
-    ]
-    return [helper.make_node(kind, inputs, [output], **facts) for kind, inputs, output, facts in steps], constants
+    return onnx.parser.parse_graph(f"""
+        scoring (float[images, places, {size}] places, float[labels, {size}] prototypes, float[labels, {size}] whole,
+                 float[labels, {size}] focused, float[labels] slopes, float[labels] offsets)
+            => (float[images, labels] probabilities)
+            <float focus = {{{strengths.query_focus}}}, float tiny = {{1e-6}}, int64[1] axis_places = {{1}}>
+        {{
+            mean_place = ReduceMean <axes = [1], keepdims = 0> (places)
+            whole_image = LpNormalization <axis = 1, p = 2> (mean_place)
+            turned_whole = Transpose <perm = [1, 0]> (whole)
+            whole_score = MatMul (whole_image, turned_whole)
+
+            turned_prototypes = Transpose <perm = [1, 0]> (prototypes)
+            likeness = MatMul (places, turned_prototypes)
+            raw_lengths = ReduceL2 <axes = [2], keepdims = 1> (places)
+            lengths = Max (raw_lengths, tiny)
+            cosines = Div (likeness, lengths)
+            attention_logits = Mul (cosines, focus)
+            attention = Softmax <axis = 1> (attention_logits)
+            turned_focused = Transpose <perm = [1, 0]> (focused)
+            along = MatMul (places, turned_focused)
+            attended = Mul (attention, along)
+            pooled_along = ReduceSum <keepdims = 0> (attended, axis_places)
+            by_label = Transpose <perm = [0, 2, 1]> (attention)
+            pooled = MatMul (by_label, places)
+            raw_pooled_length = ReduceL2 <axes = [2], keepdims = 0> (pooled)
+            pooled_length = Max (raw_pooled_length, tiny)
+            focused_score = Div (pooled_along, pooled_length)
+
+            scores = Add (focused_score, whole_score)
+            steep = Mul (scores, slopes)
+            logits = Add (steep, offsets)
+            probabilities = Sigmoid (logits)
+        }}
+    """)
 
 
 def key_of(graph: bytes) -> str | None:
@@ -356,7 +341,4 @@ def _check_place(folder: Path) -> None:
     """Refuses, before any work, a folder that is a file, and a missing onnx package."""
     if folder.is_file():
         raise InputError(f"{folder} is a file; name a folder to export to")
-    try:
-        import onnx  # noqa: F401
-    except ImportError as error:
-        raise InputError('exporting needs the package onnx; run: pip install "fewtag[export]"') from error
+    import_extra("onnx", "exporting", "export")

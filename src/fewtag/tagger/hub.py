@@ -5,10 +5,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import fewtag
-from fewtag.errors import InputError
+from fewtag.errors import InputError, import_extra
 from fewtag.files import digest, make_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def push_to_hub(
 ) -> str:
     """Upload what `save_pretrained` writes, and return the repository's address. The repository is private and holds no
     picture unless asked otherwise. A card that somebody changed on the hub is kept."""
-    hub = api or _hub().HfApi(token=token)
+    hub = api or import_extra("huggingface_hub", "the hub", "hub").HfApi(token=token)
     with tempfile.TemporaryDirectory() as folder:
         _write(tagger, Path(folder), repo_id, examples, license)
         with _refused(f"cannot upload to {repo_id}", "check its name and your token"):
@@ -86,7 +86,8 @@ def from_pretrained(
     """Load a bank by its repository's name on the hub, from a folder that `save_pretrained` wrote, or from a file."""
     if (here := Path(source)).exists():
         return cls.load(here / BANK if here.is_dir() else here, device=device)
-    download, options = _hub().hf_hub_download, {"revision": revision, "token": token}
+    download = import_extra("huggingface_hub", "the hub", "hub").hf_hub_download
+    options = {"revision": revision, "token": token}
     with _refused(f"there is no folder {source}, and the hub has no such bank", "check the name"):
         found = download(os.fspath(source), BANK, local_files_only=local_files_only, **options)
     return cls.load(found, device=device)
@@ -98,14 +99,6 @@ def _refused(what: str, then: str) -> Iterator[None]:
         yield
     except Exception as error:  # the hub's and the network's errors have no common base
         raise InputError(f"{what} ({' '.join(str(error).split())[:200]}); {then}") from error
-
-
-def _hub() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise InputError('the hub needs huggingface_hub; run: pip install "fewtag[hub]"') from error
-    return huggingface_hub
 
 
 def _card(tagger: "Tagger", name: str, license: str) -> str:  # noqa: A002

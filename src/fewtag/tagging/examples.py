@@ -5,7 +5,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -69,14 +69,6 @@ def read_examples(
         else:
             shown += read_table(source, root, complete=complete)
     return shown
-
-
-def without_guesses(shown: Sequence[Shown]) -> tuple[list[Shown], str]:
-    """The rows that a person wrote or changed, and how many others there are, in words; empty if none."""
-    own = [each for each in shown if not each.guessed]
-    left_out = len(shown) - len(own)
-    told = f"{plural(left_out, 'row')} as `fewtag tag` wrote {'it' if left_out == 1 else 'them'}"
-    return own, told if left_out else ""
 
 
 def missing(shown: Sequence[Shown]) -> InputError | None:
@@ -156,9 +148,10 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
     picture without labels is left out, since nothing is known about it, unless the table is `complete` or `tag` had
     written tags there.
     """
-    folder, guesses, shown = root or tagged_folder(path) or path.parent, _read_guesses(path), []
-    inside = {} if root else _inside(path)
-    known = read_record(path).get("labels")
+    record = read_record(path)
+    folder, guesses, shown = root or tagged_folder(path) or path.parent, _guesses(record), []
+    inside = {} if root else _inside(record)
+    known = record.get("labels")
     written = known if isinstance(known, list) else []  # a bank may have names that are refused in a table
     for row in read_rows(path):
         if is_url(row.image):
@@ -178,9 +171,9 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
     return shown
 
 
-def _inside(table: Path) -> dict[str, Picture]:
+def _inside(record: Mapping[str, Any]) -> dict[str, Picture]:
     """By name, pictures of a table of `tag` that are no files of their own: in an archive, or a detector's boxes."""
-    sources = read_record(table).get("source")
+    sources = record.get("source")
     source = str(sources[0]) if isinstance(sources, list) and len(sources) == 1 else ""
     # an address is never asked: whoever sends a table with its record could name any
     if not source.lower().endswith((".tar", ".json")) or is_url(source):
@@ -234,9 +227,8 @@ def _said(path: Path, row: "Row", written: Collection[str]) -> tuple[frozenset[s
     return frozenset(shown), frozenset(absent)
 
 
-def _read_guesses(table: Path) -> dict[str, frozenset[str]]:
-    """The tags that `tag` wrote into this table, by `picture_mark`, whatever program has saved it since."""
-    record = read_record(table)
+def _guesses(record: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    """The tags that `tag` wrote into a table, by `picture_mark`, whatever program has saved it since."""
     try:
         labels, rows = list(map(str, record["labels"])), str(record["rows"]).split()
         found = (row.partition(":")[::2] for row in rows)
@@ -296,11 +288,11 @@ def read_tagged(path: Path, threshold: float | None = None) -> list[Tagged]:
     With a threshold, tags are the labels that reach it, but a person's edits take precedence: tags that were added
     stay, and neither removed tags nor those with "!" come back.
     """
-    rows = read_rows(path)
-    scored = _scored(path, rows)
+    rows, record = read_rows(path), read_record(path)
+    scored = _scored(record, rows)
     if threshold is not None and not scored:
         raise InputError(f"{path} has no probabilities to compare with; tag with --scores, or leave --threshold out")
-    guesses, found = _read_guesses(path), []
+    guesses, found = _guesses(record), []
     for row in rows:
         refused = set(row.absent)
         tags = [tag for tag in row.labels if tag not in refused]
@@ -316,10 +308,10 @@ def read_tagged(path: Path, threshold: float | None = None) -> list[Tagged]:
     return found
 
 
-def _scored(path: Path, rows: Sequence[Row]) -> set[str]:
+def _scored(record: Mapping[str, Any], rows: Sequence[Row]) -> set[str]:
     """The labels with probabilities: of the numeric columns, those that `tag` wrote or could have written."""
     columns = {label for row in rows for label in row.scores}
-    known = read_record(path).get("labels")
+    known = record.get("labels")
     if isinstance(known, list):
         return columns & set(map(str, known))
     named = {label for row in rows for label in row.labels}

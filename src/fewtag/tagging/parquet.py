@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from fewtag.errors import InputError
+from fewtag.errors import InputError, import_extra
 from fewtag.pictures.prefetch import batches
 from fewtag.tagger.stream import Item
 from fewtag.tagging.sources import Entry, file_system, is_url, local_path, reason
@@ -109,7 +109,7 @@ def _empty(name: str) -> InputError:
 @contextmanager
 def _reading(url: str) -> Iterator["ParquetFile"]:
     """Opens a table, and turns any error into one sentence."""
-    import_pyarrow(url)
+    import_extra("pyarrow.parquet", url, "parquet")
     from pyarrow.lib import ArrowException
     from pyarrow.parquet import ParquetFile
 
@@ -156,11 +156,3 @@ def open_part(content: bytes) -> "ParquetFile":
         return pyarrow.parquet.ParquetFile(io.BytesIO(content))
     except pyarrow.lib.ArrowException as error:
         raise ValueError(str(error)) from error
-
-
-def import_pyarrow(what: str) -> None:
-    """Refuses `what` if pyarrow is not installed."""
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError as error:
-        raise InputError(f'{what} needs pyarrow; install it with: pip install "fewtag[parquet]"') from error

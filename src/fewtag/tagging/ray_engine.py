@@ -17,7 +17,7 @@ from typing import Any
 
 from fewtag import __version__
 from fewtag.cache import ArrayRows
-from fewtag.errors import InputError
+from fewtag.errors import InputError, import_extra
 from fewtag.pictures.prefetch import Advance, usable_cores
 from fewtag.tagger.stream import Scorer, cached_places
 from fewtag.tagger.tagger import Tagger
@@ -76,7 +76,9 @@ def open_cluster(address: str | None) -> Iterator[list[Mapping[str, float]]]:
     """Yields the CPUs and GPUs of each machine; a cluster started here is on the loopback, and ends with the run."""
     if address is not None:
         check_address(address)
-    ray = _import_ray(loopback=address is None)
+    for name, value in (_QUIET | (_LOOPBACK if address is None else {})).items():  # before Ray is imported
+        os.environ.setdefault(name, value)
+    ray = import_extra("ray", "--engine ray", "ray")
     # Ray reports the deaths of workers on standard output, which --json reserves for machines
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         ours = not ray.is_initialized()
@@ -104,17 +106,6 @@ def _connect(ray: ModuleType, address: str | None) -> None:
         said = " ".join(str(error).split())
         what_to_do = "if it asks for a token set RAY_AUTH_MODE=token, and " if address else ""
         raise InputError(f"{where}: {said[:300]}; {what_to_do}look at it with: ray status") from error
-
-
-def _import_ray(*, loopback: bool) -> ModuleType:
-    """Imports Ray, quiet and, for our own cluster, confined to the loopback, unless it was imported before."""
-    for name, value in (_QUIET | (_LOOPBACK if loopback else {})).items():
-        os.environ.setdefault(name, value)
-    try:
-        import ray
-    except ImportError as error:
-        raise InputError('--engine ray needs Ray, which is not installed; run: pip install "fewtag[ray]"') from error
-    return ray
 
 
 @contextmanager
@@ -209,67 +200,59 @@ def _answers(
     """The actor pool: yields shards with their worker's answer as they are done, and None when a worker is ready.
 
     A worker gets a shard only once it has started, so that one for which the cluster has no room holds none up. For the
-    same reason dead workers are replaced here rather than restarted by Ray: their shard goes to any worker that is
-    free.
+    same reason dead workers are replaced here rather than restarted by Ray: their shard goes to the first that is free.
     """
     import ray
     from ray.exceptions import RayActorError, RayError
 
     actor = ray.remote(num_cpus=allocation.cores, num_gpus=int(allocation.gpu))(Worker)
     shipped, most = ray.put(work), work.options.max_attempts
-    starting, busy, idle = dict[Any, Any](), dict[Any, tuple[Any, Shard]](), list[Any]()
-    waiting, deaths, stillborn = deque(shards), Counter[int](), 0
+    calls = dict[Any, tuple[Any, Shard | None]]()  # each worker at work, with its shard; without one it is starting
+    waiting, left, deaths, stillborn = deque(shards), len(shards), Counter[int](), 0
 
     def hire() -> None:
         worker: Any = actor.remote()
-        starting[worker.open.remote(shipped, allocation, __version__)] = worker
+        calls[worker.open.remote(shipped, allocation, __version__)] = worker, None
 
     for _ in range(min(allocation.workers, len(shards))):
         hire()
-    while waiting or busy:
-        while waiting and idle:
-            worker, shard = idle.pop(), waiting.popleft()
-            busy[worker.finish.remote(shard)] = worker, shard
-        if not starting and not busy:
+    while left:
+        if not calls:
             raise _cannot_go_on(f"{stillborn} died before their first picture")
-        [done], _ = ray.wait([*starting, *busy])
+        [done], _ = ray.wait([*calls])
+        worker, shard = calls.pop(done)
         try:
             answer = ray.get(done)
         except RayActorError:
-            if starting.pop(done, None) is not None:
+            if shard is None:
                 stillborn += 1
                 if stillborn < most:
                     hire()
                 continue
-            worker, shard = busy.pop(done)
             ray.kill(worker)  # it may merely be unreachable
             hire()
             deaths[shard.number] += 1
             if deaths[shard.number] < most:
                 waiting.appendleft(shard)
-            else:
-                yield (
-                    shard,
-                    f"its worker died {most} times: too little memory, or a picture that kills its reader; "
-                    "give it fewer --workers, or move the pictures away that are suspect",
-                )
+                continue
+            left -= 1
+            yield (
+                shard,
+                f"its worker died {most} times: too little memory, or a picture that kills its reader; "
+                "give it fewer --workers, or move the pictures away that are suspect",
+            )
+            continue
         except RayError as error:
-            said = str(error).strip().splitlines()[-1]
-            if done not in busy:
-                raise _cannot_go_on(said) from error
-            worker, shard = busy.pop(done)
-            idle.append(worker)
-            yield shard, said
-        else:
-            if done in busy:
-                worker, shard = busy.pop(done)
-                idle.append(worker)
-                yield shard, answer
-            elif answer:
-                raise InputError(f"{answer} (finished shards are kept: the same command goes on from there)")
-            else:
-                idle.append(starting.pop(done))
-                yield None, answer
+            answer = str(error).strip().splitlines()[-1]
+            if shard is None:
+                raise _cannot_go_on(answer) from error
+        if shard is None and answer:
+            raise InputError(f"{answer} (finished shards are kept: the same command goes on from there)")
+        if waiting:
+            following = waiting.popleft()
+            calls[worker.finish.remote(following)] = worker, following
+        left -= shard is not None
+        yield shard, answer
 
 
 def _cannot_go_on(why: str) -> InputError:

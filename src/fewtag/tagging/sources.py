@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from fewtag.errors import InputError
+from fewtag.errors import InputError, import_extra
 from fewtag.files import digest, read_json
 from fewtag.pictures.files import (
     IMAGE_ENDINGS,
@@ -370,12 +370,10 @@ def absolute(location: str) -> str:
 
 def file_system(url: str) -> tuple["AbstractFileSystem", str]:
     """The fsspec file system of a URL or path, and the path within it."""
+    fsspec = import_extra("fsspec.core", url, "urls")
     try:
-        from fsspec.core import url_to_fs
-    except ImportError as error:
-        raise InputError(f'{url} needs fsspec; install it with: pip install "fewtag[urls]"') from error
-    try:
-        return url_to_fs(url)
+        found: tuple[AbstractFileSystem, str] = fsspec.url_to_fs(url)
+        return found
     except ImportError as error:
         # fsspec says which package it is: "Install s3fs to access S3"
         raise InputError(f"{url} cannot be opened here: {error}, here and on every machine of the cluster") from error

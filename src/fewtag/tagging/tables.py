@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from fewtag.errors import InputError
+from fewtag.errors import InputError, import_extra
 from fewtag.files import digest, locked, replacing, write_atomically
 from fewtag.pictures.files import as_text
 from fewtag.pictures.tables import NOT, OURS, SEPARATOR
@@ -103,16 +103,14 @@ class Parts:
         good = [row for row in rows if not row.failure]
         counts = Counts(len(good), len(rows) - len(good), sum(row.cached for row in good))
         note = {"digest": shard.digest, "tagged": counts.tagged, "failed": counts.failed}
+        note["failures"] = [(place, as_text(row.image), row.failure) for place, row in enumerate(rows) if row.failure]
+        records = (record(row, labels) for row in good)
         if self.ending == "jsonl":
-            lines = "".join(
-                json_line({"image": as_text(row.image), "failure": row.failure} if row.failure else record(row, labels))
-                for row in rows
-            ).encode()
-            content = json.dumps(note | {"sum": digest(lines)}).encode() + b"\n" + lines
+            lines = "".join(map(json_line, records)).encode()
+            content = json.dumps(note | {"sum": digest(json.dumps(note), lines)}).encode() + b"\n" + lines
         else:
-            buffer, failed = io.BytesIO(), [(position, row) for position, row in enumerate(rows) if row.failure]
-            note["failures"] = [(position, as_text(row.image), row.failure) for position, row in failed]
-            parquet.write_records(buffer, (record(row, labels) for row in good), labels, note)
+            buffer = io.BytesIO()
+            parquet.write_records(buffer, records, labels, note)
             content = buffer.getvalue()
         # a checksum detects lines lost in a power cut, which are then made again: no need to wait 20 ms for fsync
         write_file(f"{self.folder}/{self.name(shard.number)}", content, sync=self.ending != "jsonl")
@@ -126,20 +124,16 @@ class Parts:
                 facts = [json.loads(line) for line in content.decode().split("\n")[1:] if line]
             else:
                 facts = parquet.open_part(content).read().to_pylist()
-                for position, image, why in self._note(content)["failures"]:
-                    facts.insert(position, {"image": image, "failure": why})
-            for row in facts:
-                tags, scores = tuple(row.get("tags", ())), row.get("scores") or {}
-                yield Tagged(row["image"], tags, scores, row.get("failure", ""))
+            found = [Tagged(row["image"], tuple(row["tags"]), row.get("scores") or {}) for row in facts]
+            for place, image, why in self._note(content)["failures"]:
+                found.insert(place, Tagged(image, failure=why))
+            yield from found
 
     def failures(self, numbers: Sequence[int]) -> Iterator[Tagged]:
-        """The failures in these parts; Parquet has them in its metadata, so that no page, perhaps damaged, is read."""
+        """The failures in these parts, which are in their metadata: no row, perhaps damaged, is read."""
         for number in numbers:
-            if self.ending == "jsonl":
-                yield from (row for row in self.rows([number]) if row.failure)
-            else:
-                note = self._note(read_file(f"{self.folder}/{self.name(number)}"))
-                yield from (Tagged(image, failure=why) for _, image, why in note["failures"])
+            note = self._note(read_file(f"{self.folder}/{self.name(number)}"))
+            yield from (Tagged(image, failure=why) for _, image, why in note["failures"])
 
     def remove(self) -> None:
         """Removes parts and manifest, the latter last, since it marks the folder as ours; and the folder if empty."""
@@ -161,13 +155,12 @@ class Parts:
     def _note(self, content: bytes) -> dict[str, Any]:
         """The metadata of a part; raises ValueError if it is damaged."""
         if self.ending == "parquet":
-            note = json.loads(parquet.open_part(content).metadata.metadata[parquet.NOTE])
-            sound = len([position for position, _image, _why in note["failures"]]) == note["failed"]
+            note, sound = json.loads(parquet.open_part(content).metadata.metadata[parquet.NOTE]), True
         else:
             first, _, rows = content.partition(b"\n")
             note = json.loads(first)
-            sound = note["sum"] == digest(rows)
-        if not sound:
+            sound = note.pop("sum") == digest(json.dumps(note), rows)
+        if not sound or len([why for _place, _image, why in note["failures"]]) != note["failed"]:
             raise ValueError("rows or failures are missing or damaged")
         return note
 
@@ -256,7 +249,7 @@ def open_output(
         raise InputError(f"--out {out} is a table behind a URL; name a folder there, for Parquet parts")
     else:
         sources.check_folder(out)
-        parquet.import_pyarrow(f"--out {out}, a folder of Parquet parts,")
+        import_extra("pyarrow.parquet", f"--out {out}, a folder of Parquet parts,", "parquet")
     with nullcontext() if here is None else locked(here, seconds=0.5):
         if table is not None and not force:
             _refuse_other_table(table, about)
@@ -385,7 +378,7 @@ def check_table(out: Path, labels: Sequence[str], *, scores: bool) -> None:
     if out.is_dir():
         raise InputError(f"--out {out} is a folder; name a file in it, such as {out / 'tags.csv'}")
     if out.suffix.lower() == ".parquet":
-        parquet.import_pyarrow(str(out))
+        import_extra("pyarrow.parquet", str(out), "parquet")
     if out.suffix.lower() != ".csv":
         return
     for label in labels:

@@ -29,14 +29,13 @@ def used(name: str, size: int) -> Backbone:
 @pytest.mark.parametrize(
     ("name", "left"), [("resnet18", 0), ("tf_efficientnet_lite0", 0), ("resnetv2_50", 17), ("test_vit", 0)]
 )
-def test_a_folded_network_makes_the_same_maps_and_is_known_by_the_same_name(name: str, left: int) -> None:
+def test_a_folded_network_makes_the_same_maps(name: str, left: int) -> None:
     backbone = used(name, 64)
     faster = fuse_batch_norms(backbone)
     assert count(faster) == left, "those before which there is no convolution"
     pixels = random_pixels(3, 64)
     with torch.inference_mode():
         torch.testing.assert_close(faster(pixels), backbone(pixels), rtol=1e-4, atol=1e-5)
-    assert faster.fingerprint == backbone.fingerprint
 
 
 def test_folding_leaves_the_network_itself_as_it_was() -> None:

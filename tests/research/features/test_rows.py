@@ -4,6 +4,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -333,7 +334,7 @@ def test_a_row_evicted_while_it_is_in_use_is_made_again(
     images: LabelledImages, tmp_path: Path, decoded: list[str]
 ) -> None:
     rows = feature_rows(images, make_backbone(), tmp_path / "cache")
-    with CacheUpkeep(tmp_path / "cache") as cache:
+    with closing(CacheUpkeep(tmp_path / "cache")) as cache:
         cache.prune(0)
     decoded.clear()
     for _ in range(2):

@@ -5,7 +5,7 @@ import json
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from fewtag.errors import InputError
-from fewtag.files import make_folder, write_atomically
+from fewtag.files import check_writable, write_atomically
 from fewtag.research.bench.distributed import (
     Bench,
     collective_refusal,
@@ -58,33 +57,33 @@ def measure(
         draws = {phase: experiment.test_draws(phase) for phase in files if phase not in rows}
         words = {phase: experiment.words(experiment.phase(phase).labels) for phase in draws}
         run = None if recipe.training is None else RunFolder.of(experiment, runs)
-    with _results_folder(fabric, out):
-        facts = {} if run is None else _train(experiment, run, bench, out)
-        with _ready(experiment, run, bench) as (backbone, method):
-            if run is not None or method.base_stage == "features":
-                facts["base_pictures"] = len(experiment.phase("train"))
-            if method.base_stage == "features":
-                solve(method, experiment, backbone, bench)
-            for phase, phase_draws in draws.items():
-                images = experiment.phase(phase)
-                used, numbered = _used(images, phase_draws)  # so that a large pool is not encoded for a few draws
-                features = read_features(used, backbone, bench, phase)
-                if fabric.is_global_zero:
-                    _warn_of_copies(used, features, phase)
-                    if "base_pictures" in facts:
-                        _warn_of_learnt(images, phase_draws, experiment.phase("train"), phase)
-                pictures = Pool.of(used, features, words[phase], fabric.device)
-                since = time.perf_counter()
-                advance = bench.begin(f"measuring {recipe.name} on {phase}", len(rank_share(fabric, numbered)))
-                judged = share_out(fabric, numbered, partial(evaluate, method, pictures, advance=advance))
-                facts["seconds"] = round(time.perf_counter() - since, 2)
-                facts |= {"data_digest": images.digest, "draws_digest": draws_digest(phase_draws, images)}
-                means = np.mean([episode.label_aps for episode in judged], axis=0).round(6)
-                facts["label_aps"] = json.dumps(dict(zip(images.labels, means.tolist(), strict=True)))
-                metrics, device = [episode.metrics for episode in judged], device_name(fabric.device)
-                rows[phase] = found = result_rows(recipe, phase, metrics, command=command, device=device, facts=facts)
-                inputs = experiment.inputs_digest
-                on_rank_zero(fabric, partial(write_rows, files[phase], found, recipe=recipe, inputs=inputs))
+    on_rank_zero(fabric, partial(check_writable, out / recipe.name))
+    facts = {} if run is None else _train(experiment, run, bench, out)
+    with _ready(experiment, run, bench) as (backbone, method):
+        if run is not None or method.base_stage == "features":
+            facts["base_pictures"] = len(experiment.phase("train"))
+        if method.base_stage == "features":
+            solve(method, experiment, backbone, bench)
+        for phase, phase_draws in draws.items():
+            images = experiment.phase(phase)
+            used, numbered = _used(images, phase_draws)  # so that a large pool is not encoded for a few draws
+            features = read_features(used, backbone, bench, phase)
+            if fabric.is_global_zero:
+                _warn_of_copies(used, features, phase)
+                if "base_pictures" in facts:
+                    _warn_of_learnt(images, phase_draws, experiment.phase("train"), phase)
+            pictures = Pool.of(used, features, words[phase], fabric.device)
+            since = time.perf_counter()
+            advance = bench.begin(f"measuring {recipe.name} on {phase}", len(rank_share(fabric, numbered)))
+            judged = share_out(fabric, numbered, partial(evaluate, method, pictures, advance=advance))
+            facts["seconds"] = round(time.perf_counter() - since, 2)
+            facts |= {"data_digest": images.digest, "draws_digest": draws_digest(phase_draws, images)}
+            means = np.mean([episode.label_aps for episode in judged], axis=0).round(6)
+            facts["label_aps"] = json.dumps(dict(zip(images.labels, means.tolist(), strict=True)))
+            metrics, device = [episode.metrics for episode in judged], device_name(fabric.device)
+            rows[phase] = found = result_rows(recipe, phase, metrics, command=command, device=device, facts=facts)
+            inputs = experiment.inputs_digest
+            on_rank_zero(fabric, partial(write_rows, files[phase], found, recipe=recipe, inputs=inputs))
     return rows
 
 
@@ -196,20 +195,6 @@ def _ready(experiment: Experiment, run: RunFolder | None, bench: Bench) -> Itera
         tuned = run is not None and run.summary is not None and run.summary.best_episode > 0
         if not experiment.recipe.backbone.frozen and tuned and fabric.is_global_zero:
             drop_features(backbone, bench.cache)
-
-
-@contextmanager
-def _results_folder(fabric: Fabric, folder: Path) -> Iterator[None]:
-    """Makes the folder now, not after hours of work, and removes it again if it stays empty."""
-    made = on_rank_zero(fabric, lambda: [place for place in (folder, *folder.parents) if not place.exists()])
-    on_rank_zero(fabric, lambda: make_folder(folder))
-    try:
-        yield
-    finally:
-        if fabric.is_global_zero:
-            with suppress(OSError):  # not empty
-                for place in made:
-                    place.rmdir()
 
 
 def measured_rows(kind: type[Row], files: Mapping[str, Path], experiment: Experiment) -> dict[str, list[Row]]:

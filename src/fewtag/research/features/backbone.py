@@ -45,7 +45,6 @@ class Backbone(nn.Module):
         self.name, self.size, self.channels, self.preprocessing = name, size, channels, preprocessing
         self.variant = variant if grid is None else f"{variant}, at most {grid} × {grid} places"
         self.grid, self.layout = grid, layout
-        self.known_as: str | None = None
         self.network: Network = network.to(memory_format=torch.channels_last)
         # not persistent: a state dict holds what was learnt, which these were not
         self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False)
@@ -74,8 +73,6 @@ class Backbone(nn.Module):
     @property
     def fingerprint(self) -> str:
         """A digest of all that determines the maps: name, size, preprocessing, layer variant and every tensor."""
-        if self.known_as is not None:
-            return self.known_as
         digest = hashlib.sha256(repr((self.name, self.size, self.preprocessing, self.variant)).encode())
         for key, tensor in sorted(self.state_dict().items()):
             digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -227,12 +224,9 @@ def fuse_batch_norms(backbone: Backbone) -> Backbone:
     """
     if not fusable(backbone.network):
         return backbone
-    faster = copy.copy(backbone)
-    # a shallow copy of a module shares its table of submodules: it needs one of its own
-    faster._modules = dict(backbone._modules)
-    faster.network = _fuse_in_place(copy.deepcopy(backbone.network)).to(memory_format=torch.channels_last)
-    faster.eval()
-    faster.known_as = backbone.fingerprint
+    faster = copy.deepcopy(backbone).eval()
+    _fuse_in_place(faster.network)
+    faster.network.to(memory_format=torch.channels_last)
     return faster if _agree(backbone, faster) else backbone
 
 
@@ -246,14 +240,12 @@ def fusable(network: Network) -> list[tuple[nn.Module, str, str]]:
     ]
 
 
-def _fuse_in_place(network: Network) -> Network:
+def _fuse_in_place(network: Network) -> None:
     """Fuses in place; an activation that timm keeps in the batch-norm takes its place."""
-    network.eval()
     for module, name, next_name in fusable(network):
         convolution, following = getattr(module, name), getattr(module, next_name)
         setattr(module, name, fuse_conv_bn_eval(convolution, following))
         setattr(module, next_name, getattr(following, "act", nn.Identity()))
-    return network
 
 
 @torch.inference_mode()
@@ -279,5 +271,5 @@ def create_classifier(
 ) -> ImageClassifier:
     """A timm network by name with its head, in evaluation mode; weights as for a backbone, including the head's."""
     network, loaded = load_network(name, weights, size, head=True)
-    known_as = f"{name}, class probabilities"
-    return ImageClassifier(known_as, network, channels=network.num_classes, layout="NCHW", **loaded).eval()
+    called = f"{name}, class probabilities"
+    return ImageClassifier(called, network, channels=network.num_classes, layout="NCHW", **loaded).eval()

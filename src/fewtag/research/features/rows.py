@@ -242,7 +242,7 @@ def _faster(
     """The network in its fastest form, the shape of its maps and its fingerprint: once per weights, not per phase."""
     faster = fuse_batch_norms(backbone) if device.type == "cpu" else backbone
     shape = start(faster, np.zeros((1, 3, backbone.size, backbone.size), np.uint8))().shape[1:]
-    return faster, shape, faster.fingerprint
+    return faster, shape, backbone.fingerprint
 
 
 def map_chunks_over_cores(

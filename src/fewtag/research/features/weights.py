@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from timm.models import load_state_dict
 from torch import Tensor, nn
 
 from fewtag.errors import InputError, nearest
@@ -51,7 +51,8 @@ CHOICES = (
 
 KINDS = ("random", "timm", "package", "keras")
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin")
-WRAPPERS = ("state_dict", "model")
+DAMAGED = (SafetensorError, OSError, EOFError, RuntimeError, ValueError, LookupError, AttributeError)
+"""For a damaged file torch.load raises whatever its zip and pickle readers raise."""
 AUXILIARY_HEAD = "AuxLogits."
 """A second classifier of torchvision's Inception, which timm leaves out."""
 
@@ -141,40 +142,19 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise InputError(f"there is no weights file {str(path)!r}; check the path")
     try:
-        content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise InputError(
-            f"weights file {str(path)!r} holds more than tensors and is not opened, as that could run code; "
-            "save its state dict as .safetensors"
-        ) from error
-    # for a damaged file torch.load raises whatever its zip and pickle readers raise
-    except (SafetensorError, OSError, EOFError, RuntimeError, ValueError, LookupError, AttributeError) as error:
+        tensors = load_state_dict(str(path), use_ema=False, weights_only=True)
+    except (*DAMAGED, pickle.UnpicklingError) as error:
+        if isinstance(error.__cause__ or error, pickle.UnpicklingError):  # newer versions of timm say it otherwise
+            raise InputError(
+                f"weights file {str(path)!r} holds more than tensors and is not opened, as that could run code; "
+                "save its state dict as .safetensors"
+            ) from error
         raise InputError(f"weights file {str(path)!r} cannot be read: it is damaged or of another kind") from error
-    tensors = unwrap(content)
-    if not tensors:
+    if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise InputError(
             f"weights file {str(path)!r} holds no state dict; save one with torch.save(network.state_dict())"
         )
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-
-
-def unwrap(content: object) -> dict[str, Tensor]:
-    """The state dict inside what a training script saved; empty if there is none.
-
-    >>> unwrap({"state_dict": {"module.fc.bias": torch.zeros(1)}, "epoch": 3})
-    {'fc.bias': tensor([0.])}
-    """
-    if not isinstance(content, Mapping):
-        return {}
-    for wrapper in WRAPPERS:
-        if isinstance(content.get(wrapper), Mapping):
-            return unwrap(content[wrapper])
-    tensors = {str(name): tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
-    if len(tensors) < len(content):
-        return {}
-    if all(name.startswith("module.") for name in tensors):
-        return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
-    return tensors
 
 
 def fill(network: Network, tensors: Mapping[str, Tensor], *, origin: str) -> None:
