@@ -4,8 +4,9 @@
     python scripts/make_models.py --data DIR --sizes 168
 
 The weights are those that `tune_network.py` wrote. Without them the graphs stay as they are, and the models of these
-sizes are fitted anew. One graph serves two sizes: the models `default` and `accurate` share that of all 80 labels;
-`coco52` and `accurate-coco52` that of the paper's 52 base labels. Pictures are encoded by the graphs themselves.
+sizes are fitted anew. One graph serves all sizes: the models `default`, `accurate` and `accurate-336` share that of all
+80 labels; `coco52`, `accurate-coco52` and `accurate-336-coco52` that of the paper's 52 base labels. Pictures are encoded
+by the graphs themselves.
 Strengths are the posterior's defaults; how alike names and pictures are, and the calibration, are fitted on the 12
 validation labels, in plain pictures and in crowded ones (`more_pictures.py` makes these), which neither network nor
 space of the `coco52` models have seen, and inherited by the others. Run twice on one machine it writes the same bytes.
@@ -44,7 +45,7 @@ from fewtag.research.fit import (
 from fewtag.tagger.model import load_model, save_model, solve_words
 
 NETWORK, PATCH = "vit_small_patch14_dinov2", 14
-SIZES = {"default": 168, "accurate": 224}
+SIZES = {"default": 168, "accurate": 224, "accurate-336": 336}
 MODELS = Path(__file__).parents[1] / "src" / "fewtag" / "models"
 RESULTS = Path(__file__).parents[1] / "results" / "models"
 
@@ -127,7 +128,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", choices=SIZES.values(), default=list(SIZES.values()))
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--out", type=Path, default=MODELS)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where accurate-coco52 goes")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where accurate-coco52 and accurate-336-coco52 go")
     arguments = parser.parse_args()
     weights = dict(each.split("=", 1) for each in arguments.weights)
     packs = Packs(arguments.data, arguments.cache)
@@ -145,8 +146,8 @@ def main() -> None:
                 fitted[size] = fitting.calibrated(made[size], solved)
                 print(size, *fitted[size], sep="\n", flush=True)
             evidence, calibration = fitted[size]
-            model = {"all80": kind, "coco52": "coco52" if kind == "default" else "accurate-coco52"}[name]
-            file = (arguments.results if model == "accurate-coco52" else arguments.out) / f"{model}.safetensors"
+            model = {"all80": kind, "coco52": "coco52" if kind == "default" else f"{kind}-coco52"}[name]
+            file = (arguments.results if model.endswith("-coco52") else arguments.out) / f"{model}.safetensors"
             word_map = solve_words(packs.table, solved.base_words, solved.classes, solved.prototypes, STRENGTHS)
             save_model(
                 file,
