@@ -4,8 +4,9 @@
     python scripts/make_models.py --data DIR --sizes 168
 
 The weights are those that `tune_network.py` wrote. Without them the graphs stay as they are, and the models of these
-sizes are fitted anew. One graph serves two sizes: the models `default` and `accurate` share that of all 80 labels;
-`coco52` and `accurate-coco52` that of the paper's 52 base labels. Pictures are encoded by the graphs themselves.
+sizes are fitted anew. One graph serves all sizes: the models `default`, `accurate` and `accurate-336` share that of all
+80 labels; `coco52`, `accurate-coco52` and `accurate-336-coco52` that of the paper's 52 base labels. Those of 336 pixels
+are the `accurate` ones with finer positions: nothing is fitted anew. Pictures are encoded by the graphs themselves.
 Strengths are the posterior's defaults; how alike names and pictures are, and the calibration, are fitted on the 12
 validation labels, in plain pictures and in crowded ones (`more_pictures.py` makes these), which neither network nor
 space of the `coco52` models have seen, and inherited by the others. Run twice on one machine it writes the same bytes.
@@ -24,7 +25,7 @@ from timm.layers import resample_abs_pos_embed
 
 from fewtag.core.calibration import Calibration
 from fewtag.core.posterior import NameEvidence, Pictures
-from fewtag.files import write_atomically
+from fewtag.files import read_arrays, write_arrays, write_atomically
 from fewtag.pictures.prefetch import Advance
 from fewtag.research.bench.results import commit
 from fewtag.research.features.backbone import create_backbone
@@ -41,10 +42,11 @@ from fewtag.research.fit import (
     solve,
     wrong_names,
 )
-from fewtag.tagger.model import load_model, save_model, solve_words
+from fewtag.tagger.model import KIND, Model, load_model, save_model, solve_words
 
 NETWORK, PATCH = "vit_small_patch14_dinov2", 14
 SIZES = {"default": 168, "accurate": 224}
+LARGER = 336
 MODELS = Path(__file__).parents[1] / "src" / "fewtag" / "models"
 RESULTS = Path(__file__).parents[1] / "results" / "models"
 
@@ -109,16 +111,27 @@ def new_graph(name: str, weights: str, packs: Packs, folder: Path) -> dict[int, 
 def shipped_graph(name: str, sizes: Sequence[int]) -> dict[int, Sight]:
     """The graph that is there, with the positions of its model of 224 pixels, resampled for other sizes."""
     model = load_model(str(RESULTS / "accurate-coco52") if name == "coco52" else "accurate")
-    table, found = torch.from_numpy(model.network.constants["positions"]), {}
-    for size in sizes:
-        side = size // PATCH
-        positions = table if size == model.size else resample_abs_pos_embed(table, [side, side])
-        constants = {"pool": pooling(side, min(side, SIDE)), "positions": positions.numpy()}
-        facts = model.header["network"] | {"size": size, "places": min(side, SIDE) ** 2}
-        if size != model.size:
-            del facts["weights"]  # the digest of those with its positions
-        found[size] = Sight(model.network.graph, facts, constants)
-    return found
+    return {size: sight_of(model, size) for size in sizes}
+
+
+def sight_of(model: Model, size: int) -> Sight:
+    """What the model's graph needs for pictures of this size, with the model's positions resampled."""
+    side, facts = size // PATCH, model.header["network"]
+    positions = torch.from_numpy(model.network.constants["positions"])
+    if size != model.size:
+        positions = resample_abs_pos_embed(positions, [side, side])
+        facts = {key: value for key, value in facts.items() if key != "weights"}  # of those with its own positions
+    facts = facts | {"size": size, "places": min(side, SIDE) ** 2}
+    return Sight(model.network.graph, facts, {"pool": pooling(side, min(side, SIDE)), "positions": positions.numpy()})
+
+
+def enlarge(path: Path, out: Path) -> None:
+    """The model for larger pictures: all that was fitted stays."""
+    header, arrays = read_arrays(path, KIND)
+    larger = sight_of(load_model(path), LARGER)
+    constants = {name: values.astype(np.float16) for name, values in larger.constants.items()}
+    write_arrays(out, KIND, header | {"network": larger.facts}, dict(arrays) | constants)
+    print(out.name, out.stat().st_size, flush=True)
 
 
 def main() -> None:
@@ -127,7 +140,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", choices=SIZES.values(), default=list(SIZES.values()))
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--out", type=Path, default=MODELS)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where accurate-coco52 goes")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the larger coco52 models go")
     arguments = parser.parse_args()
     weights = dict(each.split("=", 1) for each in arguments.weights)
     packs = Packs(arguments.data, arguments.cache)
@@ -164,6 +177,8 @@ def main() -> None:
                 origin=f"COCO pictures of {len(solved.base_words)} labels, commit {commit()}",
             )
             print(model, file.stat().st_size, flush=True)
+            if kind == "accurate":
+                enlarge(file, file.with_name(f"{model.replace('accurate', f'accurate-{LARGER}')}.safetensors"))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,11 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "docs" / name for name in ("models.md", "accuracy.md", "names.md")]
 TABLE = re.compile(r"<!-- table: (\w+) -->.*?<!-- end -->", flags=re.S)
 PICTURES = {"test": "plain", "mixed": "crowded"}
-FILES = {"default": "tagger-coco52.json", "accurate": "tagger-accurate-coco52.json"}
+FILES = {
+    "default": "tagger-coco52.json",
+    "accurate": "tagger-accurate-coco52.json",
+    "accurate-336": "tagger-accurate-336-coco52.json",
+}
 ROWS = {
     "the name alone": "name alone",
     "the name alone, clean": "name alone, clean",
@@ -88,32 +92,17 @@ def precision(row: dict[str, Any] | None) -> str:
 
 
 def accuracy(found: dict[str, dict[str, Any]]) -> list[str]:
-    lines = [
-        "| taught with | `default`, `test` | `default`, `mixed` | `accurate`, `test` | `accurate`, `mixed` |",
-        "|---|---|---|---|---|",
-    ]
+    columns = [(model, phase) for model in FILES for phase in PICTURES]
+    titles = [f"`{model}`, `{phase}`" for model, phase in columns]
+    lines = [f"| taught with | {' | '.join(titles)} |", "|---" * (len(columns) + 1) + "|"]
     for name, key in ROWS.items():
-        cells = [precision(found[model].get(f"{phase}, {key}")) for model in FILES for phase in ("test", "mixed")]
+        cells = [precision(found[model].get(f"{phase}, {key}")) for model, phase in columns]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 
-def sizes(found: dict[str, Any]) -> list[str]:
-    """`accurate` at its own size, and at a larger one with nothing fitted anew."""
-    columns = [
-        ("val", "1 examples"),
-        *((phase, row) for row in ("1 examples", "5 examples") for phase in ("test", "mixed")),
-    ]
-    titles = [f"{row.replace('1 examples', '1 example')}, {phase}" for phase, row in columns]
-    lines = [f"| `accurate` at | processor time | {' | '.join(titles)} |", "|---" * (len(columns) + 2) + "|"]
-    for size in (224, 336):
-        cells = [precision(found[f"{size}, {phase}, {row}"]) for phase, row in columns]
-        lines.append(f"| {size} px | {found['processor_time_to_224'][str(size)]:.1f} | {' | '.join(cells)} |")
-    return lines
-
-
 def probabilities(found: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows of both models' probabilities, each after the cells that say what it is of."""
+    """Rows of the models' probabilities, each after the cells that say what it is of."""
     for model, rows in found.items():
         for phase, pictures in PICTURES.items():
             for share, key in SHARES.items():
@@ -254,15 +243,14 @@ def tables() -> dict[str, list[str]]:
     """Every table of the pages, by the name in its mark."""
     results = ROOT / "results"
     found = {model: json.loads((results / name).read_text()) for model, name in FILES.items()}
-    held, better, archive, many, larger, spoken = (
+    held, better, archive, many, spoken = (
         json.loads((results / f"{name}-coco52.json").read_text(encoding="utf-8"))
-        for name in ("sessions", "sessions-accurate", "archive", "many", "sizes", "languages")
+        for name in ("sessions", "sessions-accurate", "archive", "many", "languages")
     )
     shots, own = json.loads(SHOTS.read_text()), found["default"]
     return {
         "expected": expected(own),
         "accuracy": accuracy(found),
-        "sizes": sizes(larger),
         "rivals_test": rivals(shots, "rivals", "test", "`test`, examples:", own),
         "rivals_mixed": rivals(shots, "rivals", "mixed", "`mixed`, examples:", own),
         "single_test": rivals(shots, "single", "test", "`test`, examples:", own),

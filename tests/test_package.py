@@ -61,7 +61,7 @@ def test_the_wheel_carries_the_data_and_the_types(wheel: Path) -> None:
     pages = [path for path in (ROOT / "src/fewtag/studio/web").rglob("*") if path.is_file()]
     assert len(pages) >= 15
     assert {path.relative_to(ROOT / "src").as_posix() for path in pages} <= names
-    models = {f"{name}.safetensors" for name in ("default", "accurate", "coco52", "words")} | {
+    models = {f"{name}.safetensors" for name in ("default", "accurate", "accurate-336", "coco52", "words")} | {
         f"dinov2-{name}.onnx" for name in ("all80", "coco52")
     }
     models |= {"things.txt.gz", "translations.txt.gz"}

@@ -27,7 +27,7 @@ def coco52() -> Model:
     return load_model("coco52")
 
 
-@pytest.mark.parametrize(("name", "labels"), [("default", 80), ("accurate", 80), ("coco52", 52)])
+@pytest.mark.parametrize(("name", "labels"), [("default", 80), ("accurate", 80), ("accurate-336", 80), ("coco52", 52)])
 def test_a_shipped_model_loads_and_says_what_it_was_fitted_on(name: str, labels: int) -> None:
     model = load_model(name)
     header = model.header

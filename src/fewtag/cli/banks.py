@@ -421,7 +421,7 @@ def upgrade(
         str | None,
         typer.Option(
             "--model",
-            help="To this one: default, accurate, coco52 or the path of a model.",
+            help="To this one: default, accurate, accurate-336, coco52 or the path of a model.",
             show_default="its own, as it is now",
         ),
     ] = None,

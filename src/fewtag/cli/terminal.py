@@ -22,7 +22,9 @@ Label = Annotated[str, typer.Argument(metavar="LABEL", help="A label's name.")]
 ModelName = Annotated[
     str | None,
     typer.Option(
-        "--model", help="For a new bank: default, accurate, coco52 or the path of a model.", show_default=False
+        "--model",
+        help="For a new bank: default, accurate, accurate-336, coco52 or the path of a model.",
+        show_default=False,
     ),
 ]
 WordSource = Annotated[

@@ -20,7 +20,7 @@ from fewtag.runtime import Network
 from fewtag.words.vectors import SHIPPED as SHIPPED_WORDS
 from fewtag.words.vectors import WordTable, class_vectors, load_words, parse_source
 
-SHIPPED = ("default", "accurate", "coco52")
+SHIPPED = ("default", "accurate", "accurate-336", "coco52")
 SHIPPED_FOLDER = Path(str(files("fewtag"))) / "models"
 KIND = "fewtag-model"
 CONSTANTS = ("pool", "positions")

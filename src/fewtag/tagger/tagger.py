@@ -35,12 +35,12 @@ Change = Callable[[Bank], Bank]
 class Tagger:
     """Learns labels from one picture or word each, and tags pictures with them.
 
-    `model` is "default", "accurate" (larger pictures, slower), "coco52" (fitted on 52 labels of COCO only, for honest
-    tests) or the path of a model; `words` is a file of word vectors to use instead of the shipped table; `device` is
-    "auto", "cpu" or "cuda". With `keep_pictures=False` a saved bank holds no small copies of its examples: it can
-    neither show them nor move to a newer model, and stays that way when it is loaded and taught further. `bank` is a
-    bank of the same model to start from. The network is loaded at its first use. One thread may teach a tagger while
-    others query it.
+    `model` is "default", "accurate" or "accurate-336" (larger pictures, slower), "coco52" (fitted on 52 labels of COCO
+    only, for honest tests) or the path of a model; `words` is a file of word vectors to use instead of the shipped
+    table; `device` is "auto", "cpu" or "cuda". With `keep_pictures=False` a saved bank holds no small copies of its
+    examples: it can neither show them nor move to a newer model, and stays that way when it is loaded and taught
+    further. `bank` is a bank of the same model to start from. The network is loaded at its first use. One thread may
+    teach a tagger while others query it.
 
     >>> from PIL import Image
     >>> red, blue = Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "blue")
