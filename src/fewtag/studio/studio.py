@@ -384,7 +384,7 @@ class Studio:
             change = target = log.changes[n]
             while target.undoes is not None:
                 target = log.changes[target.undoes]
-            before = self._verdicts_of(target)
+            earlier, before = log.fold, self._verdicts_of(target)
             undo = log.reverted_by(n)  # sent again, it is the same undo
             if undo is None:
                 undo = self.project.undo(n)
@@ -396,7 +396,7 @@ class Studio:
                 for said in target.answers
                 if (about := (said.picture, log.fold.resolve(said.label))) in before
             )
-            what = told(target, log.fold, back=change.undoes is None)
+            what = told(target, earlier, log.fold, back=change.undoes is None)
             return values.Undone(undo.op, what, reverted, len(getattr(log, side)))
 
     def _verdicts_of(self, change: Change) -> dict[tuple[str, int], Verdict | None]:

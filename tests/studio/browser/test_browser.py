@@ -1140,7 +1140,7 @@ def test_backspace_right_after_a_threshold_takes_back_the_threshold_alone(opened
     page.clock.run_for(1000)
     expect(opened.toast("% on")).to_be_visible()
     page.keyboard.press("Backspace")
-    expect(opened.toast("A threshold taken back")).to_be_visible()
+    expect(opened.toast("The threshold of dog taken back")).to_be_visible()
 
 
 def test_thresholds_of_two_labels_moved_at_once_are_both_kept(opened: Opened) -> None:
@@ -1183,7 +1183,7 @@ def test_the_undo_beside_a_sentence_takes_back_what_the_sentence_says(opened: Op
     expect(undo).to_be_visible()
     opened.client.answer(first, "cat", "yes")
     undo.click()
-    expect(opened.toast("A label's deletion taken back")).to_be_visible()
+    expect(opened.toast("The deletion of dog taken back")).to_be_visible()
     assert [label.name for label in opened.client.labels()] == ["cat", "dog"]
     assert said(opened, "cat")["yes"] == 2
 
