@@ -988,6 +988,76 @@ def test_the_focus_is_never_lost(opened: Opened) -> None:
     expect(page.locator("[data-place='0']")).to_be_focused()
 
 
+def test_after_a_search_and_a_review_keys_go_on_at_a_picture_that_shows_it(opened: Opened) -> None:
+    page, first = opened.page, opened.page.locator("[data-place='0']")
+    opened.client.define("dog")
+    expect(page.get_by_role("link", name="Review dog")).to_be_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("is:untagged")
+    expect(page.get_by_role("heading", name="is:untagged")).to_be_visible()
+    expect(page.locator("#search")).to_be_focused()  # one may type on
+    page.keyboard.press("Enter")
+    expect(first).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("heading", name="All pictures")).to_be_visible()
+    expect(first).to_be_focused()
+    page.get_by_role("link", name="Review dog").press("Enter")
+    expect(page.get_by_role("heading", name="Is there a dog?")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("heading", name="dog", exact=True)).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("heading", name="All pictures")).to_be_visible()
+    expect(first).to_be_focused()
+
+
+def test_a_key_that_needs_a_label_says_so(opened: Opened) -> None:
+    expect(opened.cell("00-dog-cat.png")).to_be_visible()
+    opened.page.keyboard.press("r")
+    expect(opened.toast("search for one first")).to_be_visible()
+
+
+def test_the_end_of_a_delivery_has_the_focus_and_is_read_out(opened: Opened) -> None:
+    page, dialog = opened.page, opened.page.get_by_role("dialog")
+    teach(opened, "00-dog-cat.png", "dog")
+    page.keyboard.press("d")
+    dialog.get_by_role("button", name="Deliver").press("Enter")
+    expect(dialog.get_by_role("link", name="Download")).to_be_focused()
+    expect(dialog.locator("[aria-live]")).to_contain_text("Written: deliveries/tags-")
+    dialog.get_by_role("radio", name=re.compile("JSON lines")).check()
+    expect(dialog.get_by_text(f"{COUNT} rows, {COUNT} new, changed or gone.")).to_be_visible()
+
+
+def test_a_review_follows_its_label_to_another_name(opened: Opened) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    opened.client.rename("dog", "animals/dog")  # in another tab, say
+    expect(page).to_have_url(re.compile("animals%2Fdog"))
+    page.keyboard.press("Backspace")
+    expect(opened.toast("The name animals/dog taken back")).to_be_visible()
+    expect(page).to_have_url(re.compile("#/review/dog$"))
+    expect(page.get_by_role("heading", name="Is there a dog?")).to_be_visible()
+    expect(page.locator("[data-place='0']")).to_be_focused()
+
+
+def test_the_focus_stays_with_its_picture_while_others_come(opened: Opened, pictures: Path) -> None:
+    page, cell = opened.page, opened.cell("03-dog.png")
+    assert opened.studio is not None
+    expect(cell).to_be_visible()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    expect(cell).to_be_focused()
+    early = pictures / "00-aaa.png"
+    draw(77, "ball", size=(64, 48)).save(early)
+    try:
+        opened.studio.rescan()
+        expect(opened.cell("00-aaa.png")).to_be_visible()
+        expect(cell).to_be_focused()
+        page.keyboard.press("ArrowRight")
+        expect(opened.cell("04-cat.png")).to_be_focused()
+    finally:
+        early.unlink()
+
+
 def test_escape_leaves_the_selection_then_the_search(opened: Opened) -> None:
     page = opened.page
     page.evaluate("location.hash = '#/?q=is%3Auntagged'")

@@ -2,7 +2,7 @@
 import { Cursor, Grid, columnsOf } from "./grid.js";
 import { useKeys } from "./keys.js";
 import * as store from "./store.js";
-import { html, signal, useEffect, useMemo, useRef } from "./view.js";
+import { html, signal, useEffect, useLayoutEffect, useMemo, useRef } from "./view.js";
 import { digests as digestsOf, thumbnail } from "./api.js";
 
 /** What is selected, by digest, in the order of selecting. @type {import("./view.js").Signal<Set<string>>} */
@@ -79,6 +79,10 @@ export function Library() {
   useRefresh(list, cursor);
   // not before the project is known, and with it whether there is a hint above them: a click would miss what moves
   const total = store.project.value && list.total.value;
+  useLayoutEffect(() => {
+    // what had the focus is gone: the screen before, or the list
+    if (total && store.cameFrom && document.activeElement === document.body) cursor.set(cursor.place.value);
+  }, [list, Boolean(total)]);
   const window_ = useMemo(() => (/** @type {number} */ first, /** @type {number} */ end) => void list.need(first, end), [list]);
 
   /** @param {Iterable<number>} places @param {boolean} on */
@@ -134,7 +138,7 @@ export function Library() {
     { keys: ["t"], says: "Tag what is selected", run: () => store.ask("tag") },
     { keys: ["n"], says: "New label from what is selected", run: () => store.ask("new") },
     { keys: ["g"], says: "More like this picture", run: () => chosen().length && store.go("library", "", { like: chosen()[0] }) },
-    { keys: ["r"], says: "Review the label searched for", run: () => labelOfList() && store.go("review", labelOfList()) },
+    { keys: ["r"], says: "Review the label searched for", run: () => (labelOfList() ? store.go("review", labelOfList()) : store.say("r reviews the label that is searched for: search for one first, or choose it on the left.")) },
   ]);
 
   return html`<main class="library">
@@ -157,10 +161,19 @@ function useRefresh(list, cursor) {
   useEffect(() => {
     list.shown ??= news;
     if (list.shown === news || selection.value.size) return;
-    const wait = setTimeout(() => {
+    const wait = setTimeout(async () => {
       last.current = Date.now();
       list.shown = news;
-      list.refresh(cursor.window[0], cursor.window[1]);
+      const [first, end] = cursor.window;
+      const place = cursor.place.value;
+      const held = place >= first && place < end ? list.at(place)?.digest : undefined;
+      await list.refresh(first, end);
+      const now = list.placeOf(held);
+      if (now < 0 || cursor.place.value !== place) return;
+      // keys mean the picture that one looks at, wherever it is by now
+      if (cursor.anchor === place) cursor.anchor = now;
+      cursor.focus = Boolean(document.activeElement?.closest("[data-grid]"));
+      cursor.place.value = now;
     }, Math.max(150, 1500 - (Date.now() - last.current)));
     return () => clearTimeout(wait);
   }, [news, list, selection.value.size > 0]);

@@ -34,7 +34,7 @@ export function Review() {
   /** @param {string} sentence */
   const refused = async (sentence) => {
     await store.loadLabels();
-    if (store.parseRoute(location.hash).name !== label) return; // renamed: the address is another label's by now
+    if (store.parseRoute(location.hash).name !== label) return; // one went elsewhere meanwhile
     if (store.labelNames.value.includes(label)) store.say(sentence, { bad: true });
     else if (page.value) store.go("library"); // its making was taken back
     else unknown.value = true;
@@ -47,6 +47,7 @@ export function Review() {
     const size = countOf(/** @type {HTMLElement} */ (area.current));
     const got = await store.attempt(() => api.getReview(label, order, size), refused);
     if (turn !== asked.current || !got) return false;
+    if (got.label !== label) return void location.replace(store.address("review", got.label, { order: query.get("order") ?? "" })); // renamed
     store.seeShapes(got.pictures);
     page.value = got;
     unknown.value = false;

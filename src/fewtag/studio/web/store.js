@@ -453,6 +453,15 @@ export class Listing {
     return this.need(first, end);
   }
 
+  /** Where a picture is among those that were read; −1 where it is not. @param {string | undefined} digest */
+  placeOf(digest) {
+    for (const [page, cells] of this.pages) {
+      const place = cells.findIndex((cell) => cell.digest === digest);
+      if (place >= 0) return page * PAGE + place;
+    }
+    return -1;
+  }
+
   /** Shows answers before the server has them. @param {Iterable<string>} digests @param {string} label @param {import("./api.js").Verdict} verdict */
   mark(digests, label, verdict) {
     const wanted = new Set(digests);
