@@ -495,7 +495,7 @@ def test_every_screen_is_readable(opened: Opened, scheme: Any) -> None:
     expect(page.get_by_role("group", name="dog")).to_be_visible()
     check_readable(page)
     page.keyboard.press("d")
-    expect(page.get_by_role("dialog").get_by_text("new or changed")).to_be_visible()
+    expect(page.get_by_role("dialog").get_by_text("new, changed or gone")).to_be_visible()
     check_readable(page)
 
 
@@ -1013,7 +1013,7 @@ def test_after_a_search_and_a_review_keys_go_on_at_a_picture_that_shows_it(opene
 def test_a_key_that_needs_a_label_says_so(opened: Opened) -> None:
     expect(opened.cell("00-dog-cat.png")).to_be_visible()
     opened.page.keyboard.press("r")
-    expect(opened.toast("search for one first")).to_be_visible()
+    expect(opened.toast("Search for a label first")).to_be_visible()
 
 
 def test_the_end_of_a_delivery_has_the_focus_and_is_read_out(opened: Opened) -> None:
@@ -1441,6 +1441,27 @@ def test_the_end_of_a_delivery_is_told_where_its_dialog_was_closed(opened: Opene
     done = running | {"state": "done", "result": {"file": "tags.csv", "changes": 1, "failures": 0, "sample": []}}
     page.route("**/v1/jobs/*", lambda route: route.fulfill(json=done))
     expect(opened.toast("Written: deliveries/tags.csv")).to_be_visible()
+
+
+def test_a_delivery_whose_studio_was_away_is_followed_on_and_a_lost_one_told(opened: Opened) -> None:
+    page, dialog = opened.page, opened.page.get_by_role("dialog")
+    teach(opened, "00-dog-cat.png", "dog")
+    page.keyboard.press("d")
+    page.route("**/v1/jobs/*", lambda route: route.abort(), times=2)
+    dialog.get_by_role("button", name="Deliver").click()
+    expect(dialog.get_by_role("link", name="Download")).to_be_visible()
+    dialog.get_by_label("With probabilities").click()
+    lost = {"detail": "there is no job 1; the server was started again since"}
+    page.route("**/v1/jobs/*", lambda route: route.fulfill(status=404, json=lost))
+    dialog.get_by_role("button", name="Deliver").click()
+    expect(opened.toast("started again since")).to_be_visible()
+    expect(dialog.get_by_role("button", name="Deliver")).to_be_enabled()
+
+
+def test_a_delivery_while_pictures_are_read_says_how_many_are(opened: Opened) -> None:
+    tell_of_project(opened, pictures=50, indexed=COUNT, indexing=True)
+    opened.page.keyboard.press("d")
+    expect(opened.page.get_by_role("dialog")).to_contain_text(f"Still reading, {COUNT} of 50")
 
 
 def test_only_the_newest_choice_of_a_delivery_is_looked_at(opened: Opened) -> None:

@@ -1,7 +1,7 @@
 // Dialogs: deliver the tags, name a label, the page of keys.
 import * as api from "./api.js";
 import { listKeys } from "./keys.js";
-import { answerFor, plural, selection } from "./library.js";
+import { answerFor, plural, reading, selection } from "./library.js";
 import * as store from "./store.js";
 import { html, useEffect, useLayoutEffect, useRef, useSignal } from "./view.js";
 
@@ -27,26 +27,16 @@ function Dialog({ title, children, wide }) {
   </dialog>`;
 }
 
-export function Dialogs() {
-  switch (store.dialog.value) {
-    case "keys":
-      return html`<${Keys} />`;
-    case "deliver":
-      return html`<${Deliver} />`;
-    case "tag":
-      return html`<${Name} title="Tag" says="Tag" verdict="yes" />`;
-    case "refuse":
-      return html`<${Name} title="Not this" says="Say no" verdict="no" />`;
-    case "new":
-      return html`<${NewLabel} />`;
-    case "failures":
-      return html`<${Failures} />`;
-    case "label":
-      return html`<${EditLabel} />`;
-    default:
-      return null;
-  }
-}
+const DIALOGS = {
+  keys: Keys,
+  deliver: Deliver,
+  tag: () => html`<${Name} title="Tag" says="Tag" verdict="yes" />`,
+  refuse: () => html`<${Name} title="Not this" says="Say no" verdict="no" />`,
+  new: NewLabel,
+  failures: Failures,
+  label: EditLabel,
+};
+export const Dialogs = () => store.dialog.value && html`<${DIALOGS[store.dialog.value]} />`;
 
 /** @param {{names: readonly string[]}} props */
 const Names = ({ names }) => html`<datalist id="names">${names.map((name) => html`<option key=${name} value=${name}></option>`)}</datalist>`;
@@ -90,7 +80,7 @@ function Name({ title, says, verdict }) {
   };
   return html`<${Dialog} title=${`${title}: ${plural(digests.length)}`}>
     ${digests.length === 0
-      ? html`<p>Select pictures first: click them, or draw a rectangle around them.</p>`
+      ? html`<p>Select pictures first: click them, press space, or draw a rectangle around them.</p>`
       : html`<form onSubmit=${submitting(run)}>
           <label>Label <input name="name" list="names" maxlength="200" autocomplete="off" autofocus required /></label>
           <${Names} names=${store.labelNames.value} />
@@ -182,7 +172,6 @@ function Failures() {
   };
   return html`<${Dialog} title="Unreadable pictures" wide>
     <ul class="plainlist">${failures.value.map((each) => html`<li key=${each.name}>${!each.reason.includes(each.name) && html`<strong>${each.name}</strong> `}${each.reason}</li>`)}</ul>
-    <p class="dim">They are tried again when the studio starts.</p>
     <footer><button onClick=${again}>Try again now</button></footer>
   </${Dialog}>`;
 }
@@ -248,7 +237,8 @@ function Deliver() {
     while (now?.state === "running") {
       const { id } = now;
       await new Promise((wake) => setTimeout(wake, 250));
-      show(await store.attempt(() => api.getJob(id)));
+      const next = await store.attempt(() => api.getJob(id));
+      show(next ?? (store.online.value ? undefined : now)); // while the studio is away, it may go on
     }
     const failure = now?.state === "failed" ? (now.detail ?? "The delivery failed.") : "";
     if (seen()) {
@@ -286,7 +276,8 @@ function Deliver() {
       ${refusal.value && html`<p class="bad">${refusal.value}</p>`}
       ${lost > 0 && html`<p class="bad" role="alert">${failed(lost, back.value)}</p>${why.length > 0 && html`<${Sample} rows=${why} />`}`}
       ${done && html`<p>${ended(done.result, back.value)}</p>`}
-      ${plan.value && (!done || back.value) && html`<p><strong>${plural(plan.value.rows, unit)}</strong>${!graph && `, ${plan.value.changes.toLocaleString("en")} ${says}`}.</p><${Sample} rows=${plan.value.sample} />`}
+      ${plan.value && (!done || back.value) && html`<p><strong>${plural(plan.value.rows, unit)}</strong>${!graph && `, ${store.number(plan.value.changes)} ${says}`}.</p><${Sample} rows=${plan.value.sample} />`}
+      ${reading() && !graph && html`<p>Still reading, ${reading()}: the other pictures are not in it yet.</p>`}
       ${!plan.value && !refusal.value && html`<p class="dim">Looking at what would be written…</p>`}
     </div>
     <footer>

@@ -101,6 +101,7 @@ export const find = (query, instead = false) =>
 
 // --- what was said ------------------------------------------------------------------------------------------------
 
+export const number = (/** @type {number} */ n) => n.toLocaleString("en");
 const capital = (/** @type {string} */ text) => `${text[0].toUpperCase()}${text.slice(1)}`;
 let lastToast = 0;
 /** @param {string} text @param {{bad?: boolean, action?: Toast["action"], seconds?: number}} [how] */
@@ -317,7 +318,7 @@ async function tell(which, done) {
   if (!done.length) return;
   await Promise.all([loadLabels(), loadProject()]);
   const answers = done.reduce((sum, each) => sum + each.undone.length, 0);
-  const text = done[0].what.replace(/^[\d,]+ answers\b/, `${answers.toLocaleString("en")} answers`);
+  const text = done[0].what.replace(/^[\d,]+ answers\b/, `${number(answers)} answers`);
   const other = which === "undo" ? "redo" : "undo";
   const ids = done.map((each) => [each.id]).reverse();
   const run = async () => tell(other, (await attempt(() => turn(other, ids))) ?? []);
@@ -418,7 +419,7 @@ export class Listing {
     const digests = [];
     for (let place = first; place < end; place += PAGE) {
       const stop = Math.min(end, place + PAGE);
-      if (end - first > 5 * PAGE) say(`Reading ${place.toLocaleString("en")} of ${end.toLocaleString("en")}…`);
+      if (end - first > 5 * PAGE) say(`Reading ${number(place)} of ${number(end)}…`);
       await this.need(place, stop);
       // now: pages that are not on the screen go when the list is read again
       for (let at = place; at < stop; at++) digests.push(this.at(at)?.digest);
