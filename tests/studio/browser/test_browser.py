@@ -892,6 +892,18 @@ def test_every_button_for_the_selection_is_seen_in_a_page_of_twice_the_size(open
         expect(button).to_be_in_viewport(ratio=1)
 
 
+def test_a_page_of_four_times_the_size_shows_what_it_asks_about(opened: Opened) -> None:
+    page = opened.page
+    page.set_viewport_size({"width": 320, "height": 256})
+    opened.client.define("dog")
+    page.goto(f"{opened.url}/#/review/dog")
+    photo = page.locator(".area .photo").first
+    expect(photo).to_be_visible()
+    assert (photo.bounding_box() or {})["height"] > 80
+    page.get_by_role("button", name="✓ Yes").click()
+    expect(opened.toast("Answered: yes")).to_be_visible()
+
+
 def test_labels_of_an_open_picture_stay_in_their_places_while_one_answers(opened: Opened) -> None:
     page = opened.page
     for name in ("dog", "cat", "ball", "sofa"):

@@ -172,7 +172,7 @@ function useRefresh(list, cursor) {
       list.shown = news;
       const [first, end] = cursor.window;
       const place = cursor.place.value;
-      const held = list.at(place)?.digest;
+      const held = place ? list.at(place)?.digest : ""; // at the top one waits for what is best
       await list.refresh(first, end);
       const now = list.placeOf(held);
       if (now < 0 || now === place || place < first || place >= end || cursor.place.value !== place) return;
