@@ -158,6 +158,7 @@ class Studio:
             log.version,
             not self.indexer.done.is_set(),
             self.background.trouble or self._lost or self.indexer.notice or self.project.notice,
+            self.library.changes,
         )
 
     def ready(self) -> tuple[bool, str]:

@@ -1070,6 +1070,19 @@ def test_the_focus_stays_with_its_picture_while_others_come(opened: Opened, pict
         early.unlink()
 
 
+def test_a_picture_that_is_moved_is_shown_by_its_new_name(opened: Opened, pictures: Path) -> None:
+    assert opened.studio is not None
+    expect(opened.page.get_by_text("None yet.")).to_be_visible()
+    opened.page.evaluate("location.hash = '#/?q=name:05'")
+    expect(opened.page.get_by_text("1 picture", exact=True)).to_be_visible()
+    moved = (pictures / "05-sofa.png").rename(pictures / "05-couch.png")
+    try:
+        opened.studio.rescan()
+        expect(opened.cell("05-couch.png")).to_be_visible()
+    finally:
+        moved.rename(pictures / "05-sofa.png")
+
+
 def test_escape_leaves_the_selection_then_the_search(opened: Opened) -> None:
     page = opened.page
     page.evaluate("location.hash = '#/?q=is%3Auntagged'")

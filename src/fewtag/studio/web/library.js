@@ -163,7 +163,7 @@ export function Library() {
 function useRefresh(list, cursor) {
   const last = useRef(0);
   // the labels of a studio that was just started come after its pictures
-  const news = `${store.project.value?.indexed} ${store.elsewhere.value} ${store.labels.value?.length ?? 0} ${store.returns.value}`;
+  const news = `${store.project.value?.files} ${store.elsewhere.value} ${store.labels.value?.length ?? 0} ${store.returns.value}`;
   useEffect(() => {
     list.shown ??= news;
     if (list.shown === news || selection.value.size) return;
