@@ -1005,10 +1005,11 @@ def test_after_a_search_and_a_review_keys_go_on_at_a_picture_that_shows_it(opene
     opened.client.define("dog")
     expect(page.get_by_role("link", name="Review dog")).to_be_visible()
     page.keyboard.press("/")
-    page.keyboard.type("is:untagged")
-    expect(page.get_by_role("heading", name="is:untagged")).to_be_visible()
+    page.keyboard.type("sofa")
+    expect(page.get_by_role("heading", name="sofa")).to_be_visible()
     expect(page.locator("#search")).to_be_focused()  # one may type on
     page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Make “sofa” a label")).to_be_visible()
     expect(first).to_be_focused()
     page.keyboard.press("Escape")
     expect(page.get_by_role("heading", name="All pictures")).to_be_visible()
@@ -1020,6 +1021,18 @@ def test_after_a_search_and_a_review_keys_go_on_at_a_picture_that_shows_it(opene
     page.keyboard.press("Escape")
     expect(page.get_by_role("heading", name="All pictures")).to_be_visible()
     expect(first).to_be_focused()
+
+
+def test_the_focus_goes_to_the_pictures_from_an_example_that_is_removed(opened: Opened) -> None:
+    page, remove = opened.page, opened.page.get_by_role("button", name="Remove this example")
+    teach(opened, "00-dog-cat.png", "dog")
+    remove.press("Enter")
+    expect(opened.toast("No longer an example")).to_be_visible()
+    expect(remove).to_have_count(0)
+    expect(page.locator("[data-place='0']")).to_be_focused()
+    page.get_by_role("button", name="Deliver").focus()
+    page.get_by_role("link", name="To the pictures").press("Enter")  # past the buttons above them
+    expect(page.locator("[data-place='0']")).to_be_focused()
 
 
 def test_a_key_that_needs_a_label_says_so(opened: Opened) -> None:

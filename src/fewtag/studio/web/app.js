@@ -22,8 +22,6 @@ const STATES = [
   ["is:confirmed", "Confirmed"],
 ];
 
-const toPictures = () => /** @type {HTMLElement | null} */ (document.querySelector("main [tabindex='0'], main button"))?.focus();
-
 function Header() {
   const { screen, query } = store.route.value;
   const field = /** @type {{current: HTMLInputElement | null}} */ (useRef(null));
@@ -55,7 +53,7 @@ function Header() {
       event.preventDefault();
       search();
       field.current?.blur();
-      toPictures();
+      store.toPictures();
     }}>
       <input id="search" ref=${field} type="search" aria-label="Search" list="suggestions" autocomplete="off" placeholder="Search: a label, any word, -not this, is:unsure" enterkeyhint="search"
         onInput=${() => {
@@ -169,7 +167,7 @@ function App() {
   const screens = { library: Library, review: Review, picture: Picture };
   return html`<a class="skip" href="#main" onClick=${(/** @type {Event} */ event) => {
       event.preventDefault();
-      toPictures();
+      store.toPictures();
     }}>To the pictures</a>
     <${Header} /><${Labels} />
     ${drawer.value && html`<div class="veil" onClick=${() => (drawer.value = false)}></div>`}

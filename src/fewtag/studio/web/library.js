@@ -144,7 +144,7 @@ export function Library() {
     { keys: ["t"], says: "Tag what is selected", run: () => store.ask("tag") },
     { keys: ["n"], says: "New label from what is selected", run: () => store.ask("new") },
     { keys: ["g"], says: "More like this picture", run: () => chosen().length && store.go("library", "", { like: chosen()[0] }) },
-    { keys: ["r"], says: "Review the label searched for", run: () => (labelOfList() ? store.go("review", labelOfList()) : store.say("Search for a label first, or choose one on the left: r reviews that one.")) },
+    { keys: ["r"], says: "Review the label searched for", run: () => (labelOfList() ? store.go("review", labelOfList()) : store.say("Search for a label first: r reviews that one.")) },
   ]);
 
   return html`<main class="library">

@@ -277,6 +277,7 @@ function Example({ label, digest, influence, onOpen }) {
   // influence is what precision would lose without it; a single point is noise
   const says = Math.abs(points) < 2 ? "" : points > 0 ? `helps +${points}` : `hurts −${-points}`;
   const remove = async () => {
+    store.toPictures();
     const gesture = store.answer([{ picture: digest, label, answer: "unknown", stack: true }]);
     if (await gesture.taken) store.say("No longer an example.", { action: { text: "Undo", run: () => store.takeBack(gesture) } });
   };

@@ -99,6 +99,9 @@ export const quoted = (name) => (/[\s":]|^-/.test(name) ? `"${name.replace(/"/g,
 export const find = (query, instead = false) =>
   instead ? location.replace(address("library", "", { q: query })) : go("library", "", { q: query });
 
+/** Where the focus goes when what had it goes. */
+export const toPictures = () => /** @type {HTMLElement | null} */ (document.querySelector("main [tabindex='0']") ?? document.querySelector("main button"))?.focus();
+
 // --- what was said ------------------------------------------------------------------------------------------------
 
 export const number = (/** @type {number} */ n) => n.toLocaleString("en");
