@@ -2,7 +2,7 @@
 import { Cursor, Grid, columnsOf } from "./grid.js";
 import { useKeys } from "./keys.js";
 import * as store from "./store.js";
-import { html, signal, useEffect, useLayoutEffect, useMemo, useRef } from "./view.js";
+import { effect, html, signal, useEffect, useLayoutEffect, useMemo, useRef } from "./view.js";
 import { digests as digestsOf, thumbnail } from "./api.js";
 
 /** What is selected, by digest, in the order of selecting. @type {import("./view.js").Signal<Set<string>>} */
@@ -167,21 +167,26 @@ function useRefresh(list, cursor) {
   useEffect(() => {
     list.shown ??= news;
     if (list.shown === news || selection.value.size) return;
-    const wait = setTimeout(async () => {
+    const wait = setTimeout(() => {
       last.current = Date.now();
       list.shown = news;
-      const [first, end] = cursor.window;
-      const place = cursor.place.value;
-      const held = place ? list.at(place)?.digest : ""; // at the top one waits for what is best
-      await list.refresh(first, end);
-      const now = list.placeOf(held);
-      if (now < 0 || now === place || place < first || place >= end || cursor.place.value !== place) return;
-      // keys mean the picture that one looks at, wherever it is by now
-      cursor.focus = Boolean(document.activeElement?.closest("[data-grid]"));
-      cursor.anchor = cursor.place.value = now;
+      list.refresh(cursor.window[0], cursor.window[1]);
     }, Math.max(150, 1500 - (Date.now() - last.current)));
     return () => clearTimeout(wait);
   }, [news, list, selection.value.size > 0]);
+  // keys mean the picture that one looks at, wherever it is by now; at the top one waits for what is best
+  useEffect(() => {
+    let [place, held] = [0, /** @type {string | undefined} */ (undefined)];
+    return effect(() => {
+      const here = cursor.place.value;
+      const now = here && here === place && list.at(here)?.digest !== held ? list.placeOf(held) : -1;
+      if (now >= 0 && here >= cursor.window[0] && here < cursor.window[1]) {
+        cursor.focus = Boolean(document.activeElement?.closest("[data-grid]"));
+        cursor.anchor = cursor.place.value = now;
+      }
+      [place, held] = [cursor.place.value, list.at(cursor.place.value)?.digest];
+    });
+  }, [list, cursor]);
 }
 
 /** @param {{list: store.Listing, query: URLSearchParams, total: number | null}} props */
