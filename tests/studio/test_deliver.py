@@ -104,6 +104,12 @@ def test_deliveries_that_begin_in_the_same_second_are_two_files(
     assert studio.deliver("csv", progress=begin_another).file not in other
 
 
+def test_a_dry_run_takes_no_name(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.strftime", lambda _form: "2026-01-01-000000")
+    studio.deliver("jsonl", dry_run=True)
+    assert studio.deliver("jsonl").file == "tags-2026-01-01-000000.jsonl"
+
+
 def test_a_delivery_is_of_one_state_though_labels_and_folders_change_meanwhile(
     open_studio: Callable[..., Studio], album: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

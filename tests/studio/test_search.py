@@ -1,14 +1,17 @@
 """The search box: whatever is typed means something, and says what."""
 
 import string
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from album import answer_page, digests, say, shows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tiny import draw
 
 from fewtag.errors import InputError, MissingError
 from fewtag.studio.search import STATES, parse
@@ -143,6 +146,19 @@ def test_states_are_those_of_the_label_that_is_asked_for(studio: Studio) -> None
     assert found("dog is:unsure").isdisjoint({*pictures[:2], pictures[8]})
     for state in STATES:
         assert found(f"is:{state}") <= set(pictures)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_accented_names_are_found_however_a_disk_spells_them(
+    open_studio: Callable[..., Studio], tmp_path: Path, form: Literal["NFC", "NFD"]
+) -> None:
+    """macOS stores an accented letter as two characters, and keyboards type one."""
+    folder = tmp_path / "album" / unicodedata.normalize(form, "Übung")
+    folder.mkdir(parents=True)
+    draw(1, "dog").save(folder / unicodedata.normalize(form, "Größe.png"))
+    studio = open_studio(tmp_path / "album")
+    for query in ("folder:übung", "name:größe", unicodedata.normalize("NFD", "folder:Übung")):
+        assert studio.search(query).total == 1, query
 
 
 def test_folders_and_dates(open_studio: Callable[..., Studio], album: Path) -> None:

@@ -159,9 +159,15 @@ def test_labels_are_renamed_merged_and_forgotten_and_all_comes_back(studio: Stud
     assert studio.label("animals/dog").means == "its name"
     studio.forget("animals/dog")
     assert studio.labels() == []
-    for _ in range(3):
-        studio.undo()
+    assert [studio.undo().what for _ in range(3)] == [
+        "the deletion of animals/dog taken back",
+        "the name animals/dog taken back",
+        "the merge of hound into dog taken back",
+    ]
     assert [(row.name, row.examples) for row in studio.labels()] == [("dog", 3), ("hound", 3)]
+    assert studio.redo().what == "the merge of hound into dog done again"
+    studio.set_threshold("dog", 0.4)
+    assert studio.undo().what == "the threshold of dog taken back"
 
 
 def test_a_name_that_is_refused_now_can_be_changed(studio: Studio) -> None:
@@ -194,6 +200,21 @@ def test_an_answer_finds_a_label_that_was_renamed_or_merged_since(studio: Studio
     studio.undo()
     studio.answer([say(pictures[7], "hound", "yes")])
     assert studio.label("animals/dog").examples == 2, "and a name that was taken back is of the one that had it"
+
+
+def test_a_review_goes_on_under_the_name_that_its_label_has_by_now(studio: Studio) -> None:
+    """A page that was open while another one renamed the label, or took a new name back."""
+    for name in ("dog", "hound"):
+        studio.define(name)
+    studio.rename("dog", "animals/dog")
+    assert studio.review("dog").label == "animals/dog"
+    studio.undo()
+    assert studio.review("animals/dog").label == "dog"
+    studio.rename("dog", "hound", merge=True)
+    assert studio.review("dog").label == "hound"
+    studio.forget("hound")
+    with pytest.raises(MissingError, match="no label 'hound'"):
+        studio.review("hound")
 
 
 def test_what_lies_under_a_name_moves_with_it_and_comes_back(studio: Studio) -> None:

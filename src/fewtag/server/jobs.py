@@ -90,7 +90,7 @@ class Jobs:
     def get(self, number: str) -> Job:
         with self._lock:
             if number not in self._jobs:
-                raise MissingError(f"there is no job {number}; it may have been long ago")
+                raise MissingError(f"there is no job {number}; the server was started again since, or it was long ago")
             return self._jobs[number]
 
     def cancel(self, number: str) -> Job:

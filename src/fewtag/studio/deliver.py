@@ -48,7 +48,7 @@ def deliver(
     if format not in (*TABLES, *FORMS):
         raise InputError(f"there is no format {format!r}; {nearest(format, FORMATS)}")
     folder = project.folder / DELIVERIES
-    total, out = len(paths), _free_name(folder, format)
+    total, out = len(paths), _free_name(folder, format, dry_run=dry_run)
     if format in TABLES:
         check_table(out, labels, scores=scores)
     kept = labels if scores else None
@@ -89,7 +89,7 @@ def deliver(
 def write_graph(project: Project, tagger: Tagger, *, dry_run: bool) -> Delivery:
     """Writes the bank as an ONNX graph and its labels, to tag without fewtag, to a folder of its own."""
     labels = tuple({"label": label, "examples": count} for label, count in tagger.counts_.items())
-    out = _free_name(project.folder / DELIVERIES, "onnx")
+    out = _free_name(project.folder / DELIVERIES, "onnx", dry_run=dry_run)
     if not labels:
         raise InputError("there is no label yet, and without one nothing to tag by; teach one first")
     if not dry_run:
@@ -175,8 +175,8 @@ def find(project: Project, name: str) -> Path:
     return known[name]
 
 
-def _free_name(folder: Path, format: str) -> Path:  # noqa: A002
-    """A path for a new delivery: a file for a table, a folder for anything else."""
+def _free_name(folder: Path, format: str, *, dry_run: bool) -> Path:  # noqa: A002
+    """A path for a new delivery, reserved unless it is a dry run: a file for a table, a folder for anything else."""
     stem, number = f"tags-{time.strftime('%Y-%m-%d-%H%M%S')}", 1
     ending = f".{format}" if format in TABLES else f"-{format}"
     path = folder / f"{stem}{ending}"
@@ -184,5 +184,6 @@ def _free_name(folder: Path, format: str) -> Path:  # noqa: A002
         while path in _named or path.exists():
             number += 1
             path = folder / f"{stem}-{number}{ending}"
-        _named.add(path)
+        if not dry_run:
+            _named.add(path)
     return path

@@ -60,7 +60,7 @@ def write(studio: "Studio") -> None:
         if not cache.path.exists() or not all(scores.is_fresh(bank, label) for label in bank.classes):
             return
         # with the facts of a studio that has just been started
-        overview = replace(studio.overview(), indexing=True, notice=project.notice)
+        overview = replace(studio.overview(), indexing=True, notice=project.notice, files=1)
         replies = {"project": overview, "pictures": studio.search(), "labels": {"labels": studio.labels()}}
         content = json.dumps({f"/v1/{name}": as_json(reply) for name, reply in replies.items()})
         with cache:

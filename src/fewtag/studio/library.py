@@ -256,7 +256,8 @@ class Library:
         self.files_of: dict[str, list[FileRow]] = {}
         self._alive = np.zeros(_MORE, np.bool_)
         self._stacks: tuple[tuple[int, int], NDArray[np.int64]] = ((-1, -1), np.empty(0, np.int64))
-        self._changes = 0
+        self.changes = 0
+        """Rises with every change of the files."""
         self._lock = threading.RLock()
         self._prefix = folder_prefixes(folders)
 
@@ -298,7 +299,7 @@ class Library:
     def set_files(self, files: Sequence[FileRow], gone: Sequence[str] = ()) -> None:
         """Updates files, by path; `gone` are paths that no longer exist."""
         with self._lock:
-            self._changes += 1
+            self.changes += 1
             touched = set()
             for path in (*gone, *(file.path for file in files)):
                 if (before := self.files.pop(path, None)) is not None and before.digest is not None:
@@ -331,7 +332,7 @@ class Library:
 
     def _sorted_and_stacked(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         with self._lock:
-            state = len(self), self._changes
+            state = len(self), self.changes
             if self._stacks[0] != state:
                 rows = sorted(np.flatnonzero(self.alive).tolist(), key=self.names.__getitem__)
                 order = np.array(rows, np.int64)

@@ -224,17 +224,23 @@ class Log:
         return Log([*self.changes.values(), undo]).fold
 
 
-def told(change: Change, fold: Fold, *, back: bool) -> str:
-    """A description, for people, of what was undone or redone."""
+def told(change: Change, before: Fold, fold: Fold, *, back: bool) -> str:
+    """A description, for people, of what was undone or redone between these two states."""
     facts = change.facts
-    names = {label.id: label.name for label in fold.labels.values()}
+    names = {label.id: label.name for each in (before, fold) for label in each.labels.values()}
+
+    def called(*numbers: int) -> str:
+        known = sorted({names[number] for each in numbers for number in [fold.resolve(each)] if number in names})
+        return ", ".join(known) or "a label that is gone"
+
     if change.kind in ("answers", "carry"):
-        labels = sorted({names[number] for each in change.answers if (number := fold.resolve(each.label)) in names})
-        said = f"{plural(len(change.answers), 'answer')} about {', '.join(labels) or 'a label that is gone'}"
+        said = f"{plural(len(change.answers), 'answer')} about {called(*(each.label for each in change.answers))}"
     elif change.kind == "define":
         said = f"the label {facts['name']}"
     elif change.kind == "rename":
         said = f"the name {facts['name']}"
+    elif change.kind == "merge":
+        said = f"the merge of {names.get(facts['label'], 'a label')} into {called(facts['into'])}"
     else:
-        said = {"merge": "a merge", "forget": "a label's deletion", "threshold": "a threshold"}[change.kind]
+        said = f"the {'deletion' if change.kind == 'forget' else 'threshold'} of {called(facts['label'])}"
     return f"{said} {'taken back' if back else 'done again'}"

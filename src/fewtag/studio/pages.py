@@ -1,5 +1,6 @@
 """The studio's read-only views: labels, grids of pictures, one picture, a label's review."""
 
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
@@ -140,7 +141,7 @@ class Pages:
             return every if by_state else tagged, np.max([each.believed[rows] for each in grounds], axis=0), meaning
         scored = self._ranking.word(part.value) if part.kind == "word" else None
         if part.kind == "name" or (part.kind == "word" and scored is None):
-            called = np.array([part.value.casefold() in names[row].casefold() for row in rows], np.bool_)
+            called = np.array([_folded(part.value) in _folded(names[row]) for row in rows], np.bool_)
             detail = "no known word: pictures that are called so" if part.kind == "word" else ""
             return called == part.wanted, None, values.Meaning(part.text, "name", detail)
         if scored is not None:
@@ -150,8 +151,8 @@ class Pages:
             asked = [name for each in parts if each.kind == "label" and each.wanted for name in each.names]
             return self._state(part.value, asked)[rows] == part.wanted, None, values.Meaning(part.text, "state")
         if part.kind == "folder":
-            folders = [str(PurePosixPath(names[row]).parent).casefold() for row in rows]
-            inside = np.array([part.value.casefold() in folder for folder in folders], np.bool_)
+            folders = [_folded(str(PurePosixPath(names[row]).parent)) for row in rows]
+            inside = np.array([_folded(part.value) in folder for folder in folders], np.bool_)
             return inside == part.wanted, None, values.Meaning(part.text, "folder")
         taken = np.array([self._library.pictures[row].taken or "" for row in rows], "U19")
         inside = (taken >= part.value) if part.kind == "after" else (taken < part.value)
@@ -284,7 +285,8 @@ class Pages:
         if not 0 < size <= MOST_AT_ONCE or offset < 0:
             raise InputError(f"size {size} and offset {offset} are no page; give 1 to {MOST_AT_ONCE}, and 0 or more")
         version = self._ranking.project.log.version
-        known, scored = self._ranking.fold.find(label), self._ranking.scored(label, np.empty(0, np.int64))
+        known = self._ranking.project.log.find(label)
+        scored = self._ranking.scored(known.name, np.empty(0, np.int64))
         ground = self._ranking.ground(known, scored)
         chosen = reviewing.choose_order(order, ground)
         seed = f"{self._ranking.project.folder.name} {known.id}"
@@ -346,3 +348,8 @@ class Pages:
             if said.answer == "yes" and picture in refused
         )
         return tuple(values.MistakenFor(name, count) for name, count in counts.most_common(3))
+
+
+def _folded(name: str) -> str:
+    """A file's name in one case and spelling: macOS stores an accented letter as two characters."""
+    return unicodedata.normalize("NFC", name).casefold()

@@ -158,6 +158,7 @@ class Studio:
             log.version,
             not self.indexer.done.is_set(),
             self.background.trouble or self._lost or self.indexer.notice or self.project.notice,
+            self.library.changes,
         )
 
     def ready(self) -> tuple[bool, str]:
@@ -384,7 +385,7 @@ class Studio:
             change = target = log.changes[n]
             while target.undoes is not None:
                 target = log.changes[target.undoes]
-            before = self._verdicts_of(target)
+            earlier, before = log.fold, self._verdicts_of(target)
             undo = log.reverted_by(n)  # sent again, it is the same undo
             if undo is None:
                 undo = self.project.undo(n)
@@ -396,7 +397,7 @@ class Studio:
                 for said in target.answers
                 if (about := (said.picture, log.fold.resolve(said.label))) in before
             )
-            what = told(target, log.fold, back=change.undoes is None)
+            what = told(target, earlier, log.fold, back=change.undoes is None)
             return values.Undone(undo.op, what, reverted, len(getattr(log, side)))
 
     def _verdicts_of(self, change: Change) -> dict[tuple[str, int], Verdict | None]:

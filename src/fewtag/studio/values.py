@@ -131,6 +131,8 @@ class Overview:
     indexing: bool = False
     notice: str = ""
     """One sentence about a problem of the whole project, such as a missing folder; else empty."""
+    files: int = 0
+    """Rises when files of pictures come, change, move or go, so that a list can tell whether it is up to date."""
 
 
 @dataclass(frozen=True)

@@ -495,7 +495,7 @@ def test_every_screen_is_readable(opened: Opened, scheme: Any) -> None:
     expect(page.get_by_role("group", name="dog")).to_be_visible()
     check_readable(page)
     page.keyboard.press("d")
-    expect(page.get_by_role("dialog").get_by_text("new or changed")).to_be_visible()
+    expect(page.get_by_role("dialog").get_by_text("new, changed or gone")).to_be_visible()
     check_readable(page)
 
 
@@ -892,6 +892,18 @@ def test_every_button_for_the_selection_is_seen_in_a_page_of_twice_the_size(open
         expect(button).to_be_in_viewport(ratio=1)
 
 
+def test_a_page_of_four_times_the_size_shows_what_it_asks_about(opened: Opened) -> None:
+    page = opened.page
+    page.set_viewport_size({"width": 320, "height": 256})
+    opened.client.define("dog")
+    page.goto(f"{opened.url}/#/review/dog")
+    photo = page.locator(".area .photo").first
+    expect(photo).to_be_visible()
+    assert (photo.bounding_box() or {})["height"] > 80
+    page.get_by_role("button", name="✓ Yes").click()
+    expect(opened.toast("Answered: yes")).to_be_visible()
+
+
 def test_labels_of_an_open_picture_stay_in_their_places_while_one_answers(opened: Opened) -> None:
     page = opened.page
     for name in ("dog", "cat", "ball", "sofa"):
@@ -986,6 +998,102 @@ def test_the_focus_is_never_lost(opened: Opened) -> None:
     expect(page.locator("[data-place='0']")).to_be_focused()
     page.get_by_role("link", name="Missed?").press("Enter")
     expect(page.locator("[data-place='0']")).to_be_focused()
+
+
+def test_after_a_search_and_a_review_keys_go_on_at_a_picture_that_shows_it(opened: Opened) -> None:
+    page, first = opened.page, opened.page.locator("[data-place='0']")
+    opened.client.define("dog")
+    expect(page.get_by_role("link", name="Review dog")).to_be_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("sofa")
+    expect(page.get_by_role("heading", name="sofa")).to_be_visible()
+    expect(page.locator("#search")).to_be_focused()  # one may type on
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Make “sofa” a label")).to_be_visible()
+    expect(first).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("heading", name="All pictures")).to_be_visible()
+    expect(first).to_be_focused()
+    page.get_by_role("link", name="Review dog").press("Enter")
+    expect(page.get_by_role("heading", name="Is there a dog?")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("heading", name="dog", exact=True)).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("heading", name="All pictures")).to_be_visible()
+    expect(first).to_be_focused()
+
+
+def test_the_focus_goes_to_the_pictures_from_an_example_that_is_removed(opened: Opened) -> None:
+    page, remove = opened.page, opened.page.get_by_role("button", name="Remove this example")
+    teach(opened, "00-dog-cat.png", "dog")
+    remove.press("Enter")
+    expect(opened.toast("No longer an example")).to_be_visible()
+    expect(remove).to_have_count(0)
+    expect(page.locator("[data-place='0']")).to_be_focused()
+    page.get_by_role("button", name="Deliver").focus()
+    page.get_by_role("link", name="To the pictures").press("Enter")  # past the buttons above them
+    expect(page.locator("[data-place='0']")).to_be_focused()
+
+
+def test_a_key_that_needs_a_label_says_so(opened: Opened) -> None:
+    expect(opened.cell("00-dog-cat.png")).to_be_visible()
+    opened.page.keyboard.press("r")
+    expect(opened.toast("Search for a label first")).to_be_visible()
+
+
+def test_the_end_of_a_delivery_has_the_focus_and_is_read_out(opened: Opened) -> None:
+    page, dialog = opened.page, opened.page.get_by_role("dialog")
+    teach(opened, "00-dog-cat.png", "dog")
+    page.keyboard.press("d")
+    dialog.get_by_role("button", name="Deliver").press("Enter")
+    expect(dialog.get_by_role("link", name="Download")).to_be_focused()
+    expect(dialog.locator("[aria-live]")).to_contain_text("Written: deliveries/tags-")
+    dialog.get_by_role("radio", name=re.compile("JSON lines")).check()
+    expect(dialog.get_by_text(f"{COUNT} rows, {COUNT} new, changed or gone.")).to_be_visible()
+
+
+def test_a_review_follows_its_label_to_another_name(opened: Opened) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    opened.client.rename("dog", "animals/dog")  # in another tab, say
+    expect(page).to_have_url(re.compile("animals%2Fdog"))
+    page.keyboard.press("Backspace")
+    expect(opened.toast("The name animals/dog taken back")).to_be_visible()
+    expect(page).to_have_url(re.compile("#/review/dog$"))
+    expect(page.get_by_role("heading", name="Is there a dog?")).to_be_visible()
+    expect(page.locator("[data-place='0']")).to_be_focused()
+
+
+def test_the_focus_stays_with_its_picture_while_others_come(opened: Opened, pictures: Path) -> None:
+    page, cell = opened.page, opened.cell("03-dog.png")
+    assert opened.studio is not None
+    expect(cell).to_be_visible()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    expect(cell).to_be_focused()
+    early = pictures / "00-aaa.png"
+    draw(77, "ball", size=(64, 48)).save(early)
+    try:
+        opened.studio.rescan()
+        expect(opened.cell("00-aaa.png")).to_be_visible()
+        expect(cell).to_be_focused()
+        page.keyboard.press("ArrowRight")
+        expect(opened.cell("04-cat.png")).to_be_focused()
+    finally:
+        early.unlink()
+
+
+def test_a_picture_that_is_moved_is_shown_by_its_new_name(opened: Opened, pictures: Path) -> None:
+    assert opened.studio is not None
+    expect(opened.page.get_by_text("None yet.")).to_be_visible()
+    opened.page.evaluate("location.hash = '#/?q=name:05'")
+    expect(opened.page.get_by_text("1 picture", exact=True)).to_be_visible()
+    moved = (pictures / "05-sofa.png").rename(pictures / "05-couch.png")
+    try:
+        opened.studio.rescan()
+        expect(opened.cell("05-couch.png")).to_be_visible()
+    finally:
+        moved.rename(pictures / "05-sofa.png")
 
 
 def test_escape_leaves_the_selection_then_the_search(opened: Opened) -> None:
@@ -1140,7 +1248,7 @@ def test_backspace_right_after_a_threshold_takes_back_the_threshold_alone(opened
     page.clock.run_for(1000)
     expect(opened.toast("% on")).to_be_visible()
     page.keyboard.press("Backspace")
-    expect(opened.toast("A threshold taken back")).to_be_visible()
+    expect(opened.toast("The threshold of dog taken back")).to_be_visible()
 
 
 def test_thresholds_of_two_labels_moved_at_once_are_both_kept(opened: Opened) -> None:
@@ -1183,7 +1291,7 @@ def test_the_undo_beside_a_sentence_takes_back_what_the_sentence_says(opened: Op
     expect(undo).to_be_visible()
     opened.client.answer(first, "cat", "yes")
     undo.click()
-    expect(opened.toast("A label's deletion taken back")).to_be_visible()
+    expect(opened.toast("The deletion of dog taken back")).to_be_visible()
     assert [label.name for label in opened.client.labels()] == ["cat", "dog"]
     assert said(opened, "cat")["yes"] == 2
 
@@ -1371,6 +1479,27 @@ def test_the_end_of_a_delivery_is_told_where_its_dialog_was_closed(opened: Opene
     done = running | {"state": "done", "result": {"file": "tags.csv", "changes": 1, "failures": 0, "sample": []}}
     page.route("**/v1/jobs/*", lambda route: route.fulfill(json=done))
     expect(opened.toast("Written: deliveries/tags.csv")).to_be_visible()
+
+
+def test_a_delivery_whose_studio_was_away_is_followed_on_and_a_lost_one_told(opened: Opened) -> None:
+    page, dialog = opened.page, opened.page.get_by_role("dialog")
+    teach(opened, "00-dog-cat.png", "dog")
+    page.keyboard.press("d")
+    page.route("**/v1/jobs/*", lambda route: route.abort(), times=2)
+    dialog.get_by_role("button", name="Deliver").click()
+    expect(dialog.get_by_role("link", name="Download")).to_be_visible()
+    dialog.get_by_label("With probabilities").click()
+    lost = {"detail": "there is no job 1; the server was started again since"}
+    page.route("**/v1/jobs/*", lambda route: route.fulfill(status=404, json=lost))
+    dialog.get_by_role("button", name="Deliver").click()
+    expect(opened.toast("started again since")).to_be_visible()
+    expect(dialog.get_by_role("button", name="Deliver")).to_be_enabled()
+
+
+def test_a_delivery_while_pictures_are_read_says_how_many_are(opened: Opened) -> None:
+    tell_of_project(opened, pictures=50, indexed=COUNT, indexing=True)
+    opened.page.keyboard.press("d")
+    expect(opened.page.get_by_role("dialog")).to_contain_text(f"Still reading, {COUNT} of 50")
 
 
 def test_only_the_newest_choice_of_a_delivery_is_looked_at(opened: Opened) -> None:

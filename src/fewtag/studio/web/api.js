@@ -5,7 +5,7 @@
 /** @typedef {{digest: string, name: string, width: number, height: number, p: number | null, tags: Tag[], stack: number, marked?: boolean}} Cell */
 /** @typedef {{total: number, members: number, offset: number, query_means: {text: string, as: string, detail: string}[], pictures: Cell[]}} Page */
 /** @typedef {{name: string, means: string | null, examples: number, absent: number, threshold: number | null, tags?: number, waiting?: number, expected_precision?: number | null, undo?: string | null}} Label `undo`: the id of the change that it is the reply to */
-/** @typedef {{id: string, name: string, pictures: number, indexed: number, failures: number, folders: string[], labels: number, answers: number, can_undo: boolean, can_redo: boolean, version: number, indexing: boolean, notice: string}} Project */
+/** @typedef {{id: string, name: string, pictures: number, indexed: number, failures: number, folders: string[], labels: number, answers: number, can_undo: boolean, can_redo: boolean, version: number, indexing: boolean, notice: string, files: number}} Project */
 /** @typedef {{id: string, picture: string, label: string, answer: Verdict, source: string, stack?: boolean, marked?: boolean}} Answer `stack`: it holds for all pictures of the stack; `marked`: by the page itself */
 /** @typedef {{threshold: number, tags: number, expected_precision: number | null, recall: number | null}} Point */
 /** @typedef {{edges: number[], model: number[], yes: number[], no: number[]}} Histogram */

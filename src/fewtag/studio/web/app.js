@@ -1,7 +1,7 @@
 // The frame around the three screens: session, header, labels, toasts; what the server tells while one works.
 import * as api from "./api.js";
 import { Dialogs } from "./dialogs.js";
-import { Library, listing, percent, selection } from "./library.js";
+import { Library, listing, percent, reading, selection } from "./library.js";
 import { Picture } from "./picture.js";
 import { Review } from "./review.js";
 import * as store from "./store.js";
@@ -53,6 +53,7 @@ function Header() {
       event.preventDefault();
       search();
       field.current?.blur();
+      store.toPictures();
     }}>
       <input id="search" ref=${field} type="search" aria-label="Search" list="suggestions" autocomplete="off" placeholder="Search: a label, any word, -not this, is:unsure" enterkeyhint="search"
         onInput=${() => {
@@ -68,7 +69,7 @@ function Header() {
     <button class="plain wideonly" aria-label="All keys" title="All keys (?)" onClick=${() => (store.dialog.value = "keys")}>?</button>
     <button class="primary" onClick=${() => (store.dialog.value = "deliver")}>Deliver</button>
     ${project?.indexing && html`<progress class="indexing" max=${project.pictures} value=${project.indexed + project.failures}
-      aria-label="Reading pictures" title=${`${project.indexed.toLocaleString("en")} of ${project.pictures.toLocaleString("en")} pictures read`}></progress>`}
+      aria-label="Reading pictures" title=${`Reading ${reading()}`}></progress>`}
   </header>`;
 }
 
@@ -83,7 +84,7 @@ function Labels() {
   return html`<nav id="labels" class=${drawer.value ? "labels open" : "labels"} aria-label="Labels" onClick=${() => (drawer.value = false)}>
     <ul>${STATES.map(([state, text]) => html`<li key=${state}><a class="row" href=${store.address("library", "", { q: state })}
       aria-current=${screen === "library" && current === state && !query.get("like") ? "page" : "false"}><span class="name">${text}</span>
-      ${state === "" && project && html`<span class="count">${project.indexed.toLocaleString("en")}</span>`}</a></li>`)}</ul>
+      ${state === "" && project && html`<span class="count">${store.number(project.indexed)}</span>`}</a></li>`)}</ul>
     <h2>Labels <button class="plain" aria-label="New label" title="New label (n)" onClick=${() => store.ask("new")}>+</button></h2>
     ${known?.length === 0 && html`<p class="dim">None yet.</p>`}
     <ul>${rows.map(({ depth, text, label, path }) => html`<li key=${path}>${label
@@ -91,11 +92,11 @@ function Labels() {
           <a class="row" style=${{ "--depth": depth }} href=${screen === "review" ? store.address("review", path) : store.address("library", "", { q: store.quoted(path) })}
             aria-current=${current === path || current === store.quoted(path) ? "page" : "false"} title=${path}>
             <span class="name">${text}</span>
-            <span class="count" title="Pictures with this label, and the precision to expect">${(label.tags ?? 0).toLocaleString("en")}${label.expected_precision != null && html`<small>${percent(label.expected_precision)}</small>`}</span></a>
-          <a class="pill" href=${store.address("review", path)} aria-label=${`Review ${path}${label.waiting ? `: ${label.waiting} unsure` : ""}`} title=${`Review${label.waiting ? `: ${label.waiting} unsure` : ""}`}>${label.waiting ? label.waiting.toLocaleString("en") : "›"}</a></span>`
+            <span class="count" title="Pictures with this label, and the precision to expect">${store.number(label.tags ?? 0)}${label.expected_precision != null && html`<small>${percent(label.expected_precision)}</small>`}</span></a>
+          <a class="pill" href=${store.address("review", path)} aria-label=${`Review ${path}${label.waiting ? `: ${label.waiting} unsure` : ""}`} title=${`Review${label.waiting ? `: ${label.waiting} unsure` : ""}`}>${label.waiting ? store.number(label.waiting) : "›"}</a></span>`
       : html`<span class="pair"><span class="row group" style=${{ "--depth": depth }}>${text}</span>
           <button class="pill" aria-label=${`Rename ${path}`} title="Rename" onClick=${() => store.ask("label", path)}>⋯</button></span>`}</li>`)}</ul>
-    ${project && project.failures > 0 && html`<p class="dim"><button class="plain" onClick=${() => (store.dialog.value = "failures")}>${project.failures.toLocaleString("en")} unreadable</button></p>`}
+    ${project && project.failures > 0 && html`<p class="dim"><button class="plain" onClick=${() => (store.dialog.value = "failures")}>${store.number(project.failures)} unreadable</button></p>`}
   </nav>`;
 }
 
@@ -166,7 +167,7 @@ function App() {
   const screens = { library: Library, review: Review, picture: Picture };
   return html`<a class="skip" href="#main" onClick=${(/** @type {Event} */ event) => {
       event.preventDefault();
-      /** @type {HTMLElement | null} */ (document.querySelector("main [tabindex='0'], main button"))?.focus();
+      store.toPictures();
     }}>To the pictures</a>
     <${Header} /><${Labels} />
     ${drawer.value && html`<div class="veil" onClick=${() => (drawer.value = false)}></div>`}

@@ -1,7 +1,7 @@
 // Dialogs: deliver the tags, name a label, the page of keys.
 import * as api from "./api.js";
 import { listKeys } from "./keys.js";
-import { answerFor, plural, selection } from "./library.js";
+import { answerFor, plural, reading, selection } from "./library.js";
 import * as store from "./store.js";
 import { html, useEffect, useLayoutEffect, useRef, useSignal } from "./view.js";
 
@@ -27,26 +27,16 @@ function Dialog({ title, children, wide }) {
   </dialog>`;
 }
 
-export function Dialogs() {
-  switch (store.dialog.value) {
-    case "keys":
-      return html`<${Keys} />`;
-    case "deliver":
-      return html`<${Deliver} />`;
-    case "tag":
-      return html`<${Name} title="Tag" says="Tag" verdict="yes" />`;
-    case "refuse":
-      return html`<${Name} title="Not this" says="Say no" verdict="no" />`;
-    case "new":
-      return html`<${NewLabel} />`;
-    case "failures":
-      return html`<${Failures} />`;
-    case "label":
-      return html`<${EditLabel} />`;
-    default:
-      return null;
-  }
-}
+const DIALOGS = {
+  keys: Keys,
+  deliver: Deliver,
+  tag: () => html`<${Name} title="Tag" says="Tag" verdict="yes" />`,
+  refuse: () => html`<${Name} title="Not this" says="Say no" verdict="no" />`,
+  new: NewLabel,
+  failures: Failures,
+  label: EditLabel,
+};
+export const Dialogs = () => store.dialog.value && html`<${DIALOGS[store.dialog.value]} />`;
 
 /** @param {{names: readonly string[]}} props */
 const Names = ({ names }) => html`<datalist id="names">${names.map((name) => html`<option key=${name} value=${name}></option>`)}</datalist>`;
@@ -90,7 +80,7 @@ function Name({ title, says, verdict }) {
   };
   return html`<${Dialog} title=${`${title}: ${plural(digests.length)}`}>
     ${digests.length === 0
-      ? html`<p>Select pictures first: click them, or draw a rectangle around them.</p>`
+      ? html`<p>Select pictures first: click them, press space, or draw a rectangle around them.</p>`
       : html`<form onSubmit=${submitting(run)}>
           <label>Label <input name="name" list="names" maxlength="200" autocomplete="off" autofocus required /></label>
           <${Names} names=${store.labelNames.value} />
@@ -182,7 +172,6 @@ function Failures() {
   };
   return html`<${Dialog} title="Unreadable pictures" wide>
     <ul class="plainlist">${failures.value.map((each) => html`<li key=${each.name}>${!each.reason.includes(each.name) && html`<strong>${each.name}</strong> `}${each.reason}</li>`)}</ul>
-    <p class="dim">They are tried again when the studio starts.</p>
     <footer><button onClick=${again}>Try again now</button></footer>
   </${Dialog}>`;
 }
@@ -248,7 +237,8 @@ function Deliver() {
     while (now?.state === "running") {
       const { id } = now;
       await new Promise((wake) => setTimeout(wake, 250));
-      show(await store.attempt(() => api.getJob(id)));
+      const next = await store.attempt(() => api.getJob(id));
+      show(next ?? (store.online.value ? undefined : now)); // while the studio is away, it may go on
     }
     const failure = now?.state === "failed" ? (now.detail ?? "The delivery failed.") : "";
     if (seen()) {
@@ -262,6 +252,11 @@ function Deliver() {
     else if (result) store.say(ended(result, take_back), { seconds: 20 });
   };
   const done = job.value?.state === "done" ? job.value : null;
+  useEffect(() => {
+    // the button that was pressed is gone, or off
+    if (job.value?.state === "running" || document.activeElement !== document.body) return;
+    /** @type {HTMLElement | null} */ (document.querySelector("dialog a.primary") ?? document.querySelector("dialog .sheet"))?.focus();
+  }, [job.value?.state]);
   const file = done?.result?.file;
   const lost = done?.result?.failures ?? 0;
   const why = (done?.result?.sample ?? []).filter((/** @type {Record<string, any>} */ row) => row.failure);
@@ -269,7 +264,7 @@ function Deliver() {
   const [sidecars, graph] = [form === "xmp", form === "onnx"];
   const table = ["csv", "jsonl", "parquet"].includes(form);
   const unit = sidecars ? "picture" : graph ? "label" : "row";
-  const says = sidecars ? "sidecars to write; the pictures themselves are never touched" : graph ? "of them in the graph" : "of them new or changed";
+  const says = sidecars ? "sidecars to write; the pictures themselves are never touched" : "new, changed or gone";
   return html`<${Dialog} title="Deliver the tags" wide>
     <fieldset class="formats"><legend>As</legend>${FORMATS.map(([format, text, says]) => html`<label class="choice" key=${format}>
       <input type="radio" name="format" checked=${wanted.value.format === format} onChange=${() => choose({ format })} /><span>${text} <span class="dim">${says}</span></span></label>`)}</fieldset>
@@ -280,15 +275,15 @@ function Deliver() {
     <div class="plan" aria-live="polite">
       ${refusal.value && html`<p class="bad">${refusal.value}</p>`}
       ${lost > 0 && html`<p class="bad" role="alert">${failed(lost, back.value)}</p>${why.length > 0 && html`<${Sample} rows=${why} />`}`}
-      ${plan.value && (!lost || back.value) && html`<p><strong>${plural(plan.value.rows, unit)}</strong>, ${plan.value.changes.toLocaleString("en")} ${says}.</p><${Sample} rows=${plan.value.sample} />`}
+      ${done && html`<p>${ended(done.result, back.value)}</p>`}
+      ${plan.value && (!done || back.value) && html`<p><strong>${plural(plan.value.rows, unit)}</strong>${!graph && `, ${store.number(plan.value.changes)} ${says}`}.</p><${Sample} rows=${plan.value.sample} />`}
+      ${reading() && !graph && html`<p>Still reading, ${reading()}: the other pictures are not in it yet.</p>`}
       ${!plan.value && !refusal.value && html`<p class="dim">Looking at what would be written…</p>`}
     </div>
     <footer>
       ${job.value?.state === "running" && html`<progress max=${job.value.total || 1} value=${job.value.done} aria-label="Delivery"></progress>`}
       <span class="space"></span>
-      ${file && !table && html`<span>${ended(done?.result)}</span>`}
-      ${file && table && html`<span class="dim">${file}</span><a class="button primary" href=${`/v1/deliveries/${encodeURIComponent(file)}`} download=${file}>Download</a>`}
-      ${done && !file && html`<span>${ended(done.result, back.value)}</span>`}
+      ${file && table && html`<a class="button primary" href=${`/v1/deliveries/${encodeURIComponent(file)}`} download=${file}>Download</a>`}
       ${sidecars && !back.value && html`<button disabled=${job.value?.state === "running"} onClick=${() => start(true)}>Take all back</button>`}
       ${(!done || back.value) && html`<button class="primary" disabled=${!plan.value?.rows || job.value?.state === "running"} onClick=${() => start(false)}>Deliver</button>`}
     </footer>
@@ -307,7 +302,7 @@ const signed = ({ added = [], removed = [], failure }) =>
 
 /** @param {{rows: Record<string, any>[]}} props */
 function Sample({ rows }) {
-  if (!rows.length) return html`<p class="dim">Nothing to write: it is all there, or no picture has a tag yet.</p>`;
+  if (!rows.length) return html`<p class="dim">Nothing new: it is all there, or no picture has a tag yet.</p>`;
   if (rows[0].file)
     return html`<ul class="sample">${rows.map((row) => html`<li key=${row.image}><details><summary>${row.image} <strong>${signed(row)}</strong></summary><pre>${row.diff ?? row.failure}</pre></details></li>`)}</ul>`;
   const columns = Object.keys(rows[0]).slice(0, 6);

@@ -2,7 +2,7 @@
 import { Cursor, Grid, columnsOf } from "./grid.js";
 import { useKeys } from "./keys.js";
 import * as store from "./store.js";
-import { html, signal, useEffect, useMemo, useRef } from "./view.js";
+import { effect, html, signal, useEffect, useLayoutEffect, useMemo, useRef } from "./view.js";
 import { digests as digestsOf, thumbnail } from "./api.js";
 
 /** What is selected, by digest, in the order of selecting. @type {import("./view.js").Signal<Set<string>>} */
@@ -14,7 +14,13 @@ export const listing = signal(/** @type {store.Listing | null} */ (null));
 let selectedIn = "";
 
 export const percent = (/** @type {number} */ p) => `${Math.round(100 * p)} %`;
-export const plural = (/** @type {number} */ n, one = "picture") => `${n.toLocaleString("en")} ${one}${n === 1 ? "" : "s"}`;
+export const plural = (/** @type {number} */ n, one = "picture") => `${store.number(n)} ${one}${n === 1 ? "" : "s"}`;
+
+/** How far the pictures are read, while they are. */
+export const reading = () => {
+  const project = store.project.value;
+  return project?.indexing && `${store.number(project.indexed + project.failures)} of ${store.number(project.pictures)}`;
+};
 
 /** The one label that the list is of, if it is of one. */
 export function labelOfList() {
@@ -79,6 +85,10 @@ export function Library() {
   useRefresh(list, cursor);
   // not before the project is known, and with it whether there is a hint above them: a click would miss what moves
   const total = store.project.value && list.total.value;
+  useLayoutEffect(() => {
+    // what had the focus is gone: the screen before, or the list
+    if (total && store.cameFrom && document.activeElement === document.body) cursor.set(cursor.place.value);
+  }, [list, Boolean(total)]);
   const window_ = useMemo(() => (/** @type {number} */ first, /** @type {number} */ end) => void list.need(first, end), [list]);
 
   /** @param {Iterable<number>} places @param {boolean} on */
@@ -134,7 +144,7 @@ export function Library() {
     { keys: ["t"], says: "Tag what is selected", run: () => store.ask("tag") },
     { keys: ["n"], says: "New label from what is selected", run: () => store.ask("new") },
     { keys: ["g"], says: "More like this picture", run: () => chosen().length && store.go("library", "", { like: chosen()[0] }) },
-    { keys: ["r"], says: "Review the label searched for", run: () => labelOfList() && store.go("review", labelOfList()) },
+    { keys: ["r"], says: "Review the label searched for", run: () => (labelOfList() ? store.go("review", labelOfList()) : store.say("Search for a label first: r reviews that one.")) },
   ]);
 
   return html`<main class="library">
@@ -153,7 +163,7 @@ export function Library() {
 function useRefresh(list, cursor) {
   const last = useRef(0);
   // the labels of a studio that was just started come after its pictures
-  const news = `${store.project.value?.indexed} ${store.elsewhere.value} ${store.labels.value?.length ?? 0} ${store.returns.value}`;
+  const news = `${store.project.value?.files} ${store.elsewhere.value} ${store.labels.value?.length ?? 0} ${store.returns.value}`;
   useEffect(() => {
     list.shown ??= news;
     if (list.shown === news || selection.value.size) return;
@@ -164,6 +174,19 @@ function useRefresh(list, cursor) {
     }, Math.max(150, 1500 - (Date.now() - last.current)));
     return () => clearTimeout(wait);
   }, [news, list, selection.value.size > 0]);
+  // keys mean the picture that one looks at, wherever it is by now; at the top one waits for what is best
+  useEffect(() => {
+    let [place, held] = [0, /** @type {string | undefined} */ (undefined)];
+    return effect(() => {
+      const here = cursor.place.value;
+      const now = here && here === place && list.at(here)?.digest !== held ? list.placeOf(held) : -1;
+      if (now >= 0 && here >= cursor.window[0] && here < cursor.window[1]) {
+        cursor.focus = Boolean(document.activeElement?.closest("[data-grid]"));
+        cursor.anchor = cursor.place.value = now;
+      }
+      [place, held] = [cursor.place.value, list.at(cursor.place.value)?.digest];
+    });
+  }, [list, cursor]);
 }
 
 /** @param {{list: store.Listing, query: URLSearchParams, total: number | null}} props */
@@ -173,17 +196,16 @@ function Heading({ list, query, total }) {
   const words = list.means.value.filter((mean) => mean.as === "word").map((mean) => mean.text.replace(/^-|"/g, ""));
   const like = query.get("like");
   const box = query.get("box");
-  const project = store.project.value;
   const only = label && query.get("q") === store.quoted(label);
   return html`<header class="heading">
     ${like && html`<img class="small" src=${thumbnail(like)} alt="The picture that others are compared with" />`}
     <h1>${like ? (box ? "Like this part" : "Like this picture") : only ? label : query.get("q") || "All pictures"}</h1>
     <p aria-live="polite">
-      ${total === null ? (store.project.value ? "Searching…" : "Opening…") : !list.refusal.value && plural(list.members)}${total !== null && list.members > total && ` · ${(list.members - total).toLocaleString("en")} in stacks`}
-      ${project?.indexing && html`<span aria-live="off"> · reading ${(project.indexed + project.failures).toLocaleString("en")} of ${project.pictures.toLocaleString("en")}</span>`}
+      ${total === null ? (store.project.value ? "Searching…" : "Opening…") : !list.refusal.value && plural(list.members)}${total !== null && list.members > total && ` · ${store.number(list.members - total)} in stacks`}
+      ${reading() && html`<span aria-live="off"> · reading ${reading()}</span>`}
       ${only && row?.expected_precision != null && html` · expected precision ${percent(row.expected_precision)}`}
       ${list.means.value.filter((mean) => mean.as === "name" && mean.detail).map((mean) => html` · “${mean.text}” is no known word: looked for in the names of files`)}
-      ${words.length > 0 && html`, ranked by the word${words.length > 1 ? "s" : ""} ${words.map((word) => `“${word}”`).join(", ")}, which ${words.length > 1 ? "are no labels" : "is not a label"} yet`}
+      ${words.length > 0 && `, ranked by ${words.map((word) => `“${word}”`).join(", ")}, not a label yet`}
     </p>
     ${words.length === 1 && !label && html`<button onClick=${() => store.ask("new", words[0])}>Make “${words[0]}” a label</button>`}
     ${(like || query.get("q")) && html`<a class="button" href="#/">Show all</a>`}
@@ -196,13 +218,11 @@ function SelectionBar({ open, answer }) {
   const size = selection.value.size;
   const label = labelOfList();
   return html`<div class="bar" role="toolbar" aria-label="What to do with the selection">
-    <strong aria-live="polite">${size.toLocaleString("en")} selected</strong>
-    ${label
-      ? html`<button class="primary" onClick=${() => answer("yes")}>✓ ${label}<kbd>a</kbd></button>
-          <button onClick=${() => answer("no")}>✗ Not ${label}<kbd>x</kbd></button>`
-      : html`<button class="primary" onClick=${() => store.ask("new")}>New label<kbd>n</kbd></button>`}
+    <strong aria-live="polite">${store.number(size)} selected</strong>
+    ${label && html`<button class="primary" onClick=${() => answer("yes")}>✓ ${label}<kbd>a</kbd></button>
+      <button onClick=${() => answer("no")}>✗ Not ${label}<kbd>x</kbd></button>`}
+    <button class=${label ? "" : "primary"} onClick=${() => store.ask("new")}>New label<kbd>n</kbd></button>
     <button onClick=${() => store.ask("tag")}>Tag<kbd>t</kbd></button>
-    ${label && html`<button onClick=${() => store.ask("new")}>New label<kbd>n</kbd></button>`}
     ${!label && store.labelNames.value.length > 0 && html`<button onClick=${() => store.ask("refuse")}>Not this<kbd>x</kbd></button>`}
     ${size === 1 && html`<button onClick=${() => store.go("library", "", { like: [...selection.value][0] })}>Like this<kbd>g</kbd></button>
       <button onClick=${open}>Open<kbd>⏎</kbd></button>`}

@@ -114,7 +114,7 @@ export function Picture() {
       <nav class="walk" aria-label="Pictures of the list">
         <a class="button plain" href=${store.walk.value.back}>← Back</a>
         <button class="plain" aria-label="The picture before" disabled=${store.walk.value.place <= 0} onClick=${() => walk(-1)}>‹</button>
-        <span class="dim">${store.walk.value.at(store.walk.value.place) === digest && `${(store.walk.value.place + 1).toLocaleString("en")} of ${store.walk.value.total.toLocaleString("en")}`}</span>
+        <span class="dim">${store.walk.value.at(store.walk.value.place) === digest && `${store.number(store.walk.value.place + 1)} of ${store.number(store.walk.value.total)}`}</span>
         <button class="plain" aria-label="The next picture" disabled=${store.walk.value.place + 1 >= store.walk.value.total} onClick=${() => walk(1)}>›</button>
         <span class="space"></span>
         <button aria-pressed=${heated.value} onClick=${() => (heated.value = !heated.value)} disabled=${!here}>Heat-map<kbd>h</kbd></button>

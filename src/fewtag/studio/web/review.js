@@ -34,7 +34,7 @@ export function Review() {
   /** @param {string} sentence */
   const refused = async (sentence) => {
     await store.loadLabels();
-    if (store.parseRoute(location.hash).name !== label) return; // renamed: the address is another label's by now
+    if (store.parseRoute(location.hash).name !== label) return; // one went elsewhere meanwhile
     if (store.labelNames.value.includes(label)) store.say(sentence, { bad: true });
     else if (page.value) store.go("library"); // its making was taken back
     else unknown.value = true;
@@ -47,6 +47,7 @@ export function Review() {
     const size = countOf(/** @type {HTMLElement} */ (area.current));
     const got = await store.attempt(() => api.getReview(label, order, size), refused);
     if (turn !== asked.current || !got) return false;
+    if (got.label !== label) return void location.replace(store.address("review", got.label, { order: query.get("order") ?? "" })); // renamed
     store.seeShapes(got.pictures);
     page.value = got;
     unknown.value = false;
@@ -167,7 +168,7 @@ export function Review() {
           ? html`<div class="nothing"><h2>There is no label “${label}”</h2><p>It was renamed or deleted, or never made. <a href="#/">See all pictures</a>,
               or <button onClick=${() => store.ask("new", label)}>make it a label</button></p></div>`
           : shown && !shown.pictures.length
-          ? html`<${Finished} label=${label} order=${shown.order} />`
+          ? html`<${Finished} label=${label} />`
           : html`<${Grid} label=${shown?.question ?? label} total=${shown?.pictures.length ?? 0} at=${(/** @type {number} */ place) => shown?.pictures[place]}
               cursor=${cursor} look=${look} onOpen=${open}
               onPress=${(/** @type {number} */ place) => {
@@ -182,7 +183,7 @@ export function Review() {
           ? html`<button class="primary" disabled=${busy.value} onClick=${answerPage}>Answer the page<kbd>⏎</kbd></button>`
           : html`<button disabled=${busy.value} onClick=${() => giveHere("no")}>✗ No<kbd>x</kbd></button>
               <button class="primary" disabled=${busy.value} onClick=${() => giveHere("yes")}>✓ Yes<kbd>a</kbd></button>`}
-        <span class="left">${Math.max(shown.left, shown.pictures.length).toLocaleString("en")} left</span>
+        <span class="left">${store.number(Math.max(shown.left, shown.pictures.length))} left</span>
       </footer>`}
     </section>
     <aside class="rail" aria-label=${`About ${label}`}>${shown && html`<${Rail} page=${shown} change=${(/** @type {number | null} */ to) => settle(label, page, to)} />`}</aside>
@@ -223,15 +224,12 @@ function settle(label, page, to) {
 const shift = (label, page, steps) =>
   page.value && settle(label, page, Math.min(0.99, Math.max(0.01, Math.round(page.value.threshold * 100 + 2 * steps) / 100)));
 
-/** @param {{label: string, order: string}} props */
-function Finished({ label, order }) {
-  const others = ORDERS.filter(([key]) => key !== order);
+/** @param {{label: string}} props */
+function Finished({ label }) {
   if (!store.project.value?.indexed) return html`<div class="nothing"><h2>No pictures yet</h2><p>As soon as there are some, they are asked about here.</p></div>`;
   return html`<div class="nothing">
     <h2>Nothing left to ask here</h2>
-    <p>Every picture of this order is answered. Go on with
-      ${others.map(([key, text], place) => html`${place > 0 && ", "} <a href=${store.address("review", label, { order: key })}>${text}</a>`)},
-      or see <a href=${store.address("library", "", { q: store.quoted(label) })}>all that is tagged “${label}”</a>.</p>
+    <p>Every picture of this order is answered. Choose another order above, or see <a href=${store.address("library", "", { q: store.quoted(label) })}>all that is tagged “${label}”</a>.</p>
   </div>`;
 }
 
@@ -255,7 +253,7 @@ function Rail({ page, change }) {
         dragged.value = null;
       }} />
     ${point && html`<dl class="facts" aria-live="polite">
-      <div><dt>tags</dt><dd>${point.tags.toLocaleString("en")}</dd></div>
+      <div><dt>tags</dt><dd>${store.number(point.tags)}</dd></div>
       <div><dt>precision, expected</dt><dd>${point.expected_precision == null ? "–" : percent(point.expected_precision)}</dd></div>
       <div><dt>recall, about</dt><dd>${point.recall == null ? "–" : percent(point.recall)}</dd></div>
     </dl>`}
@@ -279,6 +277,7 @@ function Example({ label, digest, influence, onOpen }) {
   // influence is what precision would lose without it; a single point is noise
   const says = Math.abs(points) < 2 ? "" : points > 0 ? `helps +${points}` : `hurts −${-points}`;
   const remove = async () => {
+    store.toPictures();
     const gesture = store.answer([{ picture: digest, label, answer: "unknown", stack: true }]);
     if (await gesture.taken) store.say("No longer an example.", { action: { text: "Undo", run: () => store.takeBack(gesture) } });
   };
@@ -292,7 +291,8 @@ function Chart({ histogram, threshold }) {
   const { edges, model, yes, no } = histogram;
   const heights = model.map((_, place) => [model[place], yes[place], no[place]].map(Math.sqrt));
   const tallest = Math.max(1, ...heights.map((each) => each[0] + each[1] + each[2]));
-  const name = `Probabilities of ${model.reduce((sum, each) => sum + each, 0)} pictures without an answer, ${yes.reduce((sum, each) => sum + each, 0)} confirmed and ${no.reduce((sum, each) => sum + each, 0)} rejected`;
+  const [open, right, wrong] = [model, yes, no].map((each) => each.reduce((sum, many) => sum + many, 0));
+  const name = `Probabilities of ${open} pictures without an answer, ${right} confirmed and ${wrong} rejected`;
   return html`<svg class="chart" viewBox="0 0 200 64" preserveAspectRatio="none" role="img" aria-label=${name}>
       ${heights.map((parts, place) => {
         const [x, width] = [200 * edges[place] + 0.4, Math.max(0.5, 200 * (edges[place + 1] - edges[place]) - 0.8)];

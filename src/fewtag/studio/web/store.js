@@ -99,8 +99,12 @@ export const quoted = (name) => (/[\s":]|^-/.test(name) ? `"${name.replace(/"/g,
 export const find = (query, instead = false) =>
   instead ? location.replace(address("library", "", { q: query })) : go("library", "", { q: query });
 
+/** Where the focus goes when what had it goes. */
+export const toPictures = () => /** @type {HTMLElement | null} */ (document.querySelector("main [tabindex='0']") ?? document.querySelector("main button"))?.focus();
+
 // --- what was said ------------------------------------------------------------------------------------------------
 
+export const number = (/** @type {number} */ n) => n.toLocaleString("en");
 const capital = (/** @type {string} */ text) => `${text[0].toUpperCase()}${text.slice(1)}`;
 let lastToast = 0;
 /** @param {string} text @param {{bad?: boolean, action?: Toast["action"], seconds?: number}} [how] */
@@ -317,7 +321,7 @@ async function tell(which, done) {
   if (!done.length) return;
   await Promise.all([loadLabels(), loadProject()]);
   const answers = done.reduce((sum, each) => sum + each.undone.length, 0);
-  const text = done[0].what.replace(/^[\d,]+ answers\b/, `${answers.toLocaleString("en")} answers`);
+  const text = done[0].what.replace(/^[\d,]+ answers\b/, `${number(answers)} answers`);
   const other = which === "undo" ? "redo" : "undo";
   const ids = done.map((each) => [each.id]).reverse();
   const run = async () => tell(other, (await attempt(() => turn(other, ids))) ?? []);
@@ -418,7 +422,7 @@ export class Listing {
     const digests = [];
     for (let place = first; place < end; place += PAGE) {
       const stop = Math.min(end, place + PAGE);
-      if (end - first > 5 * PAGE) say(`Reading ${place.toLocaleString("en")} of ${end.toLocaleString("en")}…`);
+      if (end - first > 5 * PAGE) say(`Reading ${number(place)} of ${number(end)}…`);
       await this.need(place, stop);
       // now: pages that are not on the screen go when the list is read again
       for (let at = place; at < stop; at++) digests.push(this.at(at)?.digest);
@@ -451,6 +455,15 @@ export class Listing {
     // what is on the screen stays until the new is there
     for (const page of this.pages.keys()) if (page < Math.floor(first / PAGE) || page * PAGE >= end) this.pages.delete(page);
     return this.need(first, end);
+  }
+
+  /** Where a picture is among those that were read; −1 where it is not. @param {string | undefined} digest */
+  placeOf(digest) {
+    for (const [page, cells] of this.pages) {
+      const place = cells.findIndex((cell) => cell.digest === digest);
+      if (place >= 0) return page * PAGE + place;
+    }
+    return -1;
   }
 
   /** Shows answers before the server has them. @param {Iterable<string>} digests @param {string} label @param {import("./api.js").Verdict} verdict */
